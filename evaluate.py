@@ -12,7 +12,7 @@ from lab.evaluation.standalone import evaluate
 @hydra.main(version_base=None, config_path="conf", config_name="evaluate")
 @task
 def main(job: Job) -> float | None:
-    """Evaluate; return the mean reward."""
+    """Evaluate the model and return the mean reward."""
     return evaluate(job.config, overrides=job.overrides)
 
 

@@ -12,7 +12,7 @@ from lab.prompts.optimize import optimize_prompt
 @hydra.main(version_base=None, config_path="conf", config_name="optimize_prompt")
 @task
 def main(job: Job) -> float | None:
-    """Search; return the validation score of the best prompt."""
+    """Run the search and return the validation score of the best prompt."""
     return optimize_prompt(
         job.config, overrides=job.overrides, choices=job.choices, command=job.command
     )

@@ -1,6 +1,6 @@
-"""Show the places and the memory of a run: python plan.py <the overrides of train.py>
+"""Show the devices and the memory of a run: python plan.py <the overrides of train.py>
 
-For other machines:    python plan.py +hosts=2 +gpus=8 +gpu_gib=80 model=qwen3-0.6b
+To plan for other machines:    python plan.py +hosts=2 +gpus=8 +gpu_gib=80 model=qwen3-0.6b
 """
 
 import hydra
@@ -12,7 +12,7 @@ from lab.plan import PRETENDED, show_plan
 @hydra.main(version_base=None, config_path="conf", config_name="train")
 @task
 def main(job: Job) -> None:
-    """Print the plan; nothing is started."""
+    """Print the plan without starting any process."""
     print(show_plan(job.config))  # noqa: T201
 
 

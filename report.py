@@ -1,6 +1,6 @@
-"""Say what runs show, with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
+"""Compare runs, with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
 
-`python report.py --help` lists the keys; docs/report.md says what each number is.
+`python report.py --help` lists the keys; docs/report.md explains each number.
 """
 
 import sys

@@ -12,7 +12,7 @@ from rl.supervisor.supervise import supervise
 @hydra.main(version_base=None, config_path="conf", config_name="train")
 @task
 def main(job: Job) -> float | None:
-    """Train; return the mean reward of the last steps, which a sweeper maximises."""
+    """Train the policy; return the mean reward of the last steps, which a sweeper maximises."""
     return supervise(job.config, overrides=job.overrides, command=job.command, compose=compose)
 
 

@@ -1,4 +1,4 @@
-"""Show a run: python view.py outputs/<run>
+"""Show a run in the browser: python view.py outputs/<run>
 
 `python view.py` prints all options and lists the runs in outputs/.
 """

@@ -82,12 +82,12 @@ class Recording(VLLMClient):
 
     bodies: list[dict[str, Any]]
 
-    async def ask(
+    async def request(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
         """Send the request and keep its body."""
         self.bodies.append(body)
-        return await super().ask(path, body, read, group, n)
+        return await super().request(path, body, read, group, n)
 
 
 async def play(

@@ -1,1 +1,1 @@
-"""Environments and what they share. Nothing here imports torch or the `rl` package."""
+"""Environments and their shared modules. No module here imports torch or the package `rl`."""

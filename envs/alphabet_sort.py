@@ -1,8 +1,8 @@
-"""Keep a list of names in alphabetical order while names are added: several turns.
+"""Multi-turn environment: the policy sorts a list of names that grows every turn.
 
     sort: dob an kit   ->   an dob kit          add: fe   ->   an dob fe kit
 
-Every answer is the whole list, separated by spaces. Names are made-up strings of a-z, drawn by
+Every answer is the whole sorted list, separated by spaces. Names are random strings of a-z with
 fixed seeds. No list of the eval split occurs in training or in demonstrations.
 """
 
@@ -26,7 +26,7 @@ Names = list[list[str]]  # [turns][new names]
 
 @dataclass(kw_only=True, eq=False)
 class AlphabetSort(Environment):
-    """Lists that grow from turn to turn."""
+    """The environment of sorted lists that grow from turn to turn."""
 
     name = "alphabet-sort"
 
@@ -47,14 +47,14 @@ class AlphabetSort(Environment):
         check_range(min_length=min_length, max_length=max_length)
         check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
-        most = self._count(self.max_turns)
+        most = self._num_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # so that drawing until all names differ ends soon
+        if capacity < 4 * most:  # with fewer names, drawing distinct names takes too long
             raise ValueError(
-                f"{most} different names an episode are too many for the {capacity} that have "
-                f"{min_length} to {max_length} letters: raise max_length or ask for fewer"
+                f"the {capacity} names of {min_length} to {max_length} letters are too few for "
+                f"{most} different names per episode: raise max_length or lower num_names"
             )
-        lists = perm(capacity, self._count(self.min_turns))
+        lists = perm(capacity, self._num_names(self.min_turns))
         if lists < 2 * self.num_eval:
             raise ValueError(
                 f"num_eval={self.num_eval} leaves too little to train on: there may be no more "
@@ -64,8 +64,8 @@ class AlphabetSort(Environment):
             raise ValueError(f"similarity_power={self.similarity_power}: it must be more than 0")
         checked_weights(self.reward_weights, REWARDS)
 
-    def _count(self, turns: int) -> int:
-        """Return the number of names after some turns."""
+    def _num_names(self, turns: int) -> int:
+        """Return the number of names in the list after `turns` turns."""
         return self.num_names + (turns - 1) * self.names_per_turn
 
     def examples(self, split: Split) -> list[Example]:
@@ -80,15 +80,15 @@ class AlphabetSort(Environment):
         episode: Episode,
         message: Message,  # noqa: ARG002 (the next names do not depend on the answer)
     ) -> list[Message] | None:
-        """Return the names of the next turn; None after the last."""
+        """Return the message with the next turn's names, or None after the last turn."""
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
     async def score(self, episode: Episode) -> dict[str, list[float]]:
-        """Return each turn's share of a mean over all turns of the example, played or not.
+        """Return the rewards of each turn, divided by the example's number of turns.
 
-        exact: 1 if the list is right. similarity: the similarity of the two lists, in 0..1, to the
-        power of similarity_power.
+        exact: 1 if the list is correct. similarity: the similarity (0..1) to the correct list, to
+        the power of similarity_power.
         """
         answers = _answers(episode.example.info["names"])
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
@@ -101,7 +101,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield whole conversations about new lists, without end."""
+        """Yield an endless stream of complete conversations about new lists."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))
@@ -123,16 +123,16 @@ class AlphabetSort(Environment):
         return {str(names) for names in self._eval_lists}
 
     def _draw_train(self, rng: Random) -> Names:
-        """Return the names of an episode that is not in the eval split."""
+        """Return the names of a random episode that is not in the eval split."""
         while True:
             names = self._draw(rng)
             if str(names) not in self._held_out:
                 return names
 
     def _draw(self, rng: Random) -> Names:
-        """Return the names of an episode, all different."""
-        count = self._count(rng.choice(range(self.min_turns, self.max_turns + 1)))
-        drawn: dict[str, None] = {}  # a dict as an ordered set
+        """Return distinct random names, one list per turn of an episode."""
+        count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
+        drawn: dict[str, None] = {}  # the dict serves as an ordered set
         while len(drawn) < count:
             length = rng.randint(self.min_length, self.max_length)
             drawn["".join(rng.choices(ascii_lowercase, k=length))] = None
@@ -146,5 +146,5 @@ def _question(names: Names, turn: int) -> Message:
 
 
 def _answers(names: Names) -> Names:
-    """Return the whole sorted list of each turn."""
+    """Return the correct answer of each turn, which is the whole sorted list."""
     return [sorted(chain(*names[: turn + 1])) for turn in range(len(names))]

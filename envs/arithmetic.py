@@ -1,9 +1,9 @@
-"""Add, subtract or multiply two whole numbers: one turn, scored by exact match.
+"""Single-turn environment: the policy adds, subtracts or multiplies two whole numbers.
 
     3 + 4 =   ->   7          3 - 4 =   ->   -1
 
 The number of questions is finite (1323 for operands up to 20 and three operators), so a longer
-training split repeats them. The eval questions are distinct and never occur in training.
+training split repeats questions. The eval questions are distinct and never occur in training.
 """
 
 import operator
@@ -28,7 +28,7 @@ REWARDS = ("correct",)
 
 @dataclass(kw_only=True, eq=False)
 class Arithmetic(Environment):
-    """Questions `a op b =` with operands in 0..max_operand."""
+    """The environment of questions `a op b =` with operands in 0..max_operand."""
 
     name = "arithmetic"
 
@@ -64,12 +64,12 @@ class Arithmetic(Environment):
         ]
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return correct: 1 if the answer is the number and nothing else."""
+        """Return `correct`, which is 1 if the answer is exactly the correct number, else 0."""
         completion = episode.text.rpartition("</think>")[2].strip()
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield questions outside the eval split with their answer, without end."""
+        """Yield an endless stream of answered questions that are not in the eval split."""
         held_out = set(self._eval_numbers)
         while True:
             number = rng.randrange(self._num_questions)
@@ -90,7 +90,7 @@ class Arithmetic(Environment):
         return list(islice(cycle(distinct), self.num_train))
 
     def _question(self, number: int) -> tuple[Message, str]:
-        """Return prompt and answer of question `number` of all possible questions."""
+        """Return the prompt and the answer of the question with index `number`."""
         number, b = divmod(number, self.max_operand + 1)
         which, a = divmod(number, self.max_operand + 1)
         sign = self.operators[which]

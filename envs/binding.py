@@ -1,17 +1,17 @@
-"""Connect the functions and objects of a configuration by the names of parameters.
+"""Pass configured objects to tools and rewards by the names of their parameters.
 
     def search(query: str, index: Index, *, limit: int) -> str: ...
                |           |               '- an option, from YAML
                |           '- an object, found by its name or by a binding
                '- from the policy, which sees no other parameter
 
-    shared:       {index: {_target_: my_package.load_index, path: index.json}}    made once a run
-    per_episode:  {notes: {_target_: my_package.Notes}}                           made per episode
+    shared:       {index: {_target_: my_package.load_index, path: index.json}}   made once per run
+    per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
-Parameters before the `*` are supplied, parameters after it come from YAML. A function is called to
-make its object, a class is constructed. Per episode, a function is called again, with the `episode`
-if it takes one, and an object of a class is copied. Its method `close` is called when the episode
-ends.
+YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
+returns the object. For each episode, such a function is called again (with the `episode` if it has
+this parameter), and an instance of such a class is copied. When the episode ends, the
+method `close` of its objects is called.
 """
 
 import inspect
@@ -27,15 +27,15 @@ from envs.tools import EPISODE, Function, ToolError, supplied, unwrapped
 from envs.user_code import place_of
 
 Reward = Callable[[Episode], Any]
-_MEMORY = "objects"  # key of Episode.memory
+_MEMORY = "objects"  # key in Episode.memory for the objects of this episode
 
 
-class PartFailed(RuntimeError):
-    """A tool or a reward raised. The message names it and its line."""
+class UserCodeError(RuntimeError):
+    """An exception in a tool or reward. The message names the function and the line."""
 
 
 class Objects:
-    """The objects that tools and rewards take, by name."""
+    """The named objects that tools and rewards receive as arguments."""
 
     def __init__(self, shared: Mapping[str, Any], per_episode: Mapping[str, Any]) -> None:
         self._shared, self._per_episode = dict(shared), dict(per_episode)
@@ -43,14 +43,14 @@ class Objects:
 
     @cached_property
     def made(self) -> dict[str, Any]:
-        """The shared objects, made at the first access."""
+        """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
         }
 
     async def get(self, name: str, episode: Episode) -> Any:
-        """Return the object of this name. Create it first if every episode has its own."""
+        """Return the object called `name`. A per-episode object is created at its first use."""
         if name in self._shared:
             return self.made[name]
         own: dict[str, Any] = episode.memory.setdefault(_MEMORY, {})
@@ -64,7 +64,7 @@ class Objects:
         return own[name]
 
     def close(self, episode: Episode) -> None:
-        """Close all objects of the episode, the newest first. Raise the last error at the end."""
+        """Close the episode's objects, newest first. Raise the last error after all are closed."""
         with ExitStack() as stack:
             for value in episode.memory.pop(_MEMORY, {}).values():
                 if callable(close := getattr(value, "close", None)):
@@ -72,18 +72,18 @@ class Objects:
 
 
 class Binder:
-    """Gives each tool and each reward the objects that its parameters name."""
+    """A binder of tools and rewards to the objects that their parameters name."""
 
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
 
-    def _given(self, name: str, function: Function) -> dict[str, str]:
-        """Return parameter -> object: what `bindings` says, or the object of the same name."""
+    def _bound(self, name: str, function: Function) -> dict[str, str]:
+        """Return {parameter: object name}. Without a binding, both names are equal."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
 
     def check(self, functions: Iterable[tuple[str, Function]]) -> None:
-        """Raise ValueError if a binding has no parameter or no object, or an object has no user."""
+        """Raise ValueError if a binding is invalid, or if no tool or reward uses an object."""
         functions, names = list(functions), self._objects.names
         targets = [f"{name}.{p}" for name, function in functions for p in supplied(function)]
         for target, name in self._bindings.items():
@@ -97,31 +97,31 @@ class Binder:
                     f"bindings.{target}={name}, but there is no such object: shared and "
                     f"per_episode have {', '.join(names) or 'none'}"
                 )
-        taken = {v for name, function in functions for v in self._given(name, function).values()}
+        taken = {v for name, function in functions for v in self._bound(name, function).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"shared names {sorted(useless)}, which no tool and no reward takes: give one a "
-                "parameter of that name, before any *, or a binding"
+                f"shared names {sorted(useless)}, which no tool and no reward uses: add "
+                "a parameter of this name before any *, or a binding"
             )
 
     def tool(self, function: Function) -> Function:
-        """Return a tool for envs/tools.py that shows the policy its other parameters alone."""
+        """Return a tool whose bound parameters are hidden from the policy."""
         inner = unwrapped(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
-        given = self._given(inner.__name__, function)
+        given = self._bound(inner.__name__, function)
         shown = {name: p for name, p in supplied(function).items() if name not in given}
 
         @wraps(inner)
         async def tool(episode: Episode, **arguments: Any) -> Any:
-            with _named(f"the tool {inner.__name__}", inner):
+            with _wrapped_errors(f"the tool {inner.__name__}", inner):
                 if EPISODE in shown:
                     arguments[EPISODE] = episode
                 for name, target in given.items():
                     arguments[name] = await self._objects.get(target, episode)
                 return await threads.call(function, **arguments)
 
-        # envs/tools.py makes the policy's schema from this signature and these annotations.
+        # envs/tools.py builds the tool's schema from this signature and these annotations.
         episode = inspect.Parameter(EPISODE, inspect.Parameter.KEYWORD_ONLY)
         seen = [p for name, p in shown.items() if name != EPISODE]
         tool.__signature__ = inspect.Signature([*seen, episode])  # pyright: ignore
@@ -130,18 +130,18 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that takes the episode alone. Raise ValueError if a parameter is left."""
-        parameters, given = supplied(function), self._given(name, function)
+        """Bind all parameters except `episode`. Raise ValueError if a parameter has no object."""
+        parameters, given = supplied(function), self._bound(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
-                    f"({', '.join(self._objects.names) or 'nothing is'}): add it to shared, or put "
-                    "it behind a *, where YAML sets it"
+                    f"({', '.join(self._objects.names) or 'no object'}): add it to shared, or put "
+                    "it after a *, where YAML sets it"
                 )
 
         async def reward(episode: Episode) -> Any:
-            with _named(f"the reward {name}", unwrapped(function)):
+            with _wrapped_errors(f"the reward {name}", unwrapped(function)):
                 known = {p: await self._objects.get(v, episode) for p, v in given.items()}
                 if EPISODE in parameters:
                     known[EPISODE] = episode
@@ -151,12 +151,12 @@ class Binder:
 
 
 @contextmanager
-def _named(what: str, function: Function) -> Iterator[None]:
-    """Turn an exception into PartFailed, which names the function and the line in its own file."""
+def _wrapped_errors(what: str, function: Function) -> Iterator[None]:
+    """Convert exceptions to UserCodeError, which names the function and the line."""
     try:
         yield
     except ToolError:
         raise
-    except Exception as error:  # user code may raise anything
+    except Exception as error:  # User code may raise any exception.
         place = place_of(error, function.__module__)
-        raise PartFailed(f"{what}: {type(error).__name__}: {error}{place}") from error
+        raise UserCodeError(f"{what}: {type(error).__name__}: {error}{place}") from error

@@ -1,6 +1,6 @@
-"""/chat/completions of any OpenAI-compatible server.
+"""Requests to /chat/completions of any OpenAI-compatible server.
 
-client=messages, the reflection model and a judge use it.
+client=messages, the reflection model and the judge use this module.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from envs.messages import parse_json
 _LARGEST_ANSWER_MIB = 32
 
 
-class _Said(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -22,7 +22,7 @@ class _Said(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Said
+    message: _AnswerMessage
     finish_reason: Any = None
 
 
@@ -31,7 +31,7 @@ class _Usage(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The fields of a completion that are read."""
+    """The fields of a chat completion that this project reads."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
@@ -39,11 +39,11 @@ class Answer(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEndpoint:
-    """The address of a server, the model's name, and the name of the key's variable.
+    """The address of a chat server, its model and the environment variable with the API key.
 
     Attributes:
-        option: the user's name of `url`, such as client.url; messages quote it.
-        raises: the class of all errors.
+        option: name of the option that sets `url`, such as client.url. Messages quote this name.
+        raises: class of the exceptions that the methods raise.
     """
 
     url: str
@@ -61,7 +61,7 @@ class ChatEndpoint:
             )
 
     def client(self, *, max_concurrent: int, timeout: float, retry_wait: float = 0.5) -> HttpClient:
-        """Return the client for `check_access` and `ask`; the caller closes it."""
+        """Return an HTTP client for `check_access` and `ask`. The caller must close the client."""
         return HttpClient(
             timeout=timeout,
             max_retries=self.max_retries,
@@ -72,10 +72,10 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Ask for the list of models, which costs nothing.
+        """Request the list of models, which costs nothing, to check the address and the key.
 
         Raise `raises` if the server does not answer or refuses the key. Ignore other errors,
-        because not every server has this list.
+        because not every server offers this list.
         """
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
@@ -84,9 +84,9 @@ class ChatEndpoint:
                 raise self._failed(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the answer; None if the conversation is longer than the model's context.
+        """Return the completion, or None if the conversation exceeds the model's context.
 
-        Raise `raises` if the server cannot be used.
+        Raise `raises` if the request fails or the answer is malformed.
         """
         request = {"model": self.model, **body}
         try:
@@ -98,7 +98,7 @@ class ChatEndpoint:
             raise self._failed(error) from error
         try:
             return msgspec.convert(parse_json(text), Answer)
-        except ValueError as error:  # not JSON, or other fields
+        except ValueError as error:  # The text is not JSON or lacks required fields.
             raise self.raises(
                 f"{self.option}={self.url} did not answer as the OpenAI API does: {text[:200]!r}"
             ) from error

@@ -1,13 +1,12 @@
-"""An environment that a configuration composes: a data set, tools, rewards, shared objects.
+"""An environment that YAML composes from a data set, tools, rewards and shared objects.
 
     dataset: {_target_: envs.datasets.JsonLines, ...}
     shared: {index: {_target_: my_package.load_index, path: ...}}
     tools: [{_target_: my_package.search}]
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
-Every component is an import path: one of this project, or a module of yours in the current folder
-or on PYTHONPATH. envs/binding.py says which object each parameter gets. Tools that belong together
-may come as a named set:
+Every `_target_` is an import path. Your own modules must be in the current folder or on PYTHONPATH.
+envs/binding.py assigns objects to parameters. Related tools may form a named set:
 
     toolsets:
       search:
@@ -34,7 +33,7 @@ from envs.tools import Function, unwrapped
 
 @dataclass(frozen=True, kw_only=True)
 class Toolset:
-    """Tools with their objects and bindings; each field is as in Composed."""
+    """A named set of tools. Its fields have the same meaning as the parameters of Composed."""
 
     tools: Sequence[Function]
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +42,7 @@ class Toolset:
 
 
 class Composed(Environment):
-    """A data set, tools and rewards. conf/env/composed.yaml explains the options."""
+    """An environment composed in YAML. conf/env/composed.yaml explains the options."""
 
     def __init__(
         self,
@@ -78,25 +77,25 @@ class Composed(Environment):
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(
-                f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode goes on only "
-                "where a tool answers, so use 1 without tools and at least 2 with them"
+                f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode continues "
+                "only after a tool call, so use 1 without tools and at least 2 with tools"
             )
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return the rows of the data set. Make shared objects first, so that no episode waits."""
+        """Return the data set's examples. Create shared objects first, so that no episode waits."""
         _ = self._objects.made
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return every reward, computed one after the other."""
+        """Return every reward by name. The rewards are computed one after the other."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
-        """Close the episode's objects."""
+        """Close the objects that belong to this episode."""
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield the answers of the training rows as turns, if they have answers and no tools."""
+        """Yield training prompts with answers. Raise ValueError without answers or with tools."""
         examples = self.examples("train")
         if self.tools or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -113,7 +112,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return function and weight of each reward. The weight may stand beside the function."""
+    """Return the functions and the weights by name. A reward's entry may contain its weight."""
     if not given:
         raise ValueError("rewards is empty: name at least one function")
     functions, own = {}, {}
@@ -131,7 +130,7 @@ def _rewards(
             functions[name] = entry
     if unknown := set(weights) - set(functions):
         raise ValueError(
-            f"reward_weights names {sorted(unknown)}, which rewards does not have: use "
+            f"reward_weights names {sorted(unknown)}, which are not in rewards: use "
             f"{' or '.join(functions)}"
         )
     if twice := sorted(own.keys() & weights.keys()):

@@ -1,11 +1,11 @@
-"""Examples from files or from the hub: columns of a row become a prompt and an answer.
+"""Examples from local files or the Hugging Face hub. Columns become a prompt and an answer.
 
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text, or a list of messages. Without an eval split, rows are held out by the hash of
-their prompt. So the choice does not depend on the order of the rows, and a prompt that occurs twice
-is in one split only. Any class with this `examples` may be the `dataset` of envs/composed.py.
+A prompt is text or a list of messages. Without an eval split, rows are held out by the hash of the
+prompt. So the choice does not depend on the order of the rows, and a repeated prompt is in one
+split only. Any class with this method `examples` can be the `dataset` of envs/composed.py.
 """
 
 import hashlib
@@ -21,19 +21,19 @@ from envs.loading import LazyExamples, json_lines, load_rows
 from envs.messages import user
 from envs.options import check_at_least
 
-Rows = Any  # len(rows), rows[i] a mapping: a list of mappings, or a datasets.Dataset
+Rows = Any  # a list of mappings or a datasets.Dataset, with len(rows) and rows[i]
 EVAL, TRAIN = "eval", "train"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Base class of all data sets: which columns are read, and which rows are held out.
+    """Base class of all data sets. It selects columns and holds out the eval rows.
 
     Attributes:
-        path: where the rows come from.
+        path: the file, file pattern or hub name of the rows.
         prompt: column of the prompt.
         answer: column of the answer, which rewards read as info["answer"]; None: no answer.
-        num_eval: distinct prompts to hold out, or the most rows to take of an eval split.
+        num_eval: maximum number of rows of the eval split, or of distinct prompts to hold out.
     """
 
     path: str
@@ -45,11 +45,11 @@ class Dataset:
         check_at_least(0, num_eval=self.num_eval)
 
     def load(self) -> dict[str, Rows]:
-        """Return the rows of "train", and of "eval" if the data set has such a split."""
+        """Return the rows by split: "train", and "eval" if the data set has an eval split."""
         raise NotImplementedError
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
-        """Return the examples for environment `env` in the order of the rows; load them once.
+        """Return the split's examples for the environment `env`, in the order of the rows.
 
         Raise ValueError if the rows cannot be loaded or lack a column.
         """
@@ -78,18 +78,18 @@ class Dataset:
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
-            raise ValueError(f"{self.path} holds no rows")
+            raise ValueError(f"{self.path} has no rows")
         for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
             for column in filter(None, (self.prompt, self.answer)):
                 if column not in row:
                     raise ValueError(
                         f"{self.path}: row {number} has no column {column!r}, but "
-                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to those "
-                        "that you mean (answer=null: none)"
+                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to "
+                        "existing columns (answer=null: no answer)"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
-        """Return a row as an example; its other columns are in the example's info."""
+        """Return the example of a row. Columns other than the prompt are in its `info`."""
         prompt = row[self.prompt]
         messages = list(prompt) if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
@@ -100,11 +100,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """The examples of some rows, built when read, because a data set may exceed the memory."""
+    """Examples that are built when they are read, because all of them may not fit in memory."""
 
     dataset: Dataset
     rows: Rows
-    numbers: Sequence[int]  # indices into rows
+    numbers: Sequence[int]  # index of each example in `rows`
     env: str
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class _Examples(LazyExamples):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLines(Dataset):
-    """A file with one JSON object per line, and optionally a second file for evaluation."""
+    """A data set in a file with one JSON object per line, and an optional second file for eval."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
@@ -131,7 +131,7 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(Dataset):
-    """Parquet or CSV files, by name or pattern, read through the library `datasets`."""
+    """A data set in Parquet or CSV files that `datasets` reads. Paths may be file patterns."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
@@ -145,12 +145,12 @@ class Files(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Hub(Dataset):
-    """A data set of the Hugging Face hub, or a local copy of one, through `datasets`.
+    """A data set of the Hugging Face hub or a local copy of one, loaded with `datasets`.
 
     Attributes:
-        config: name of its configuration; None: it has only one.
-        split, eval_split: names of its splits, such as train and test, or train[:90%].
-        revision: branch, tag or commit; None: the newest.
+        config: name of the data set's configuration; None: it has only one.
+        split, eval_split: names of the training and eval splits, such as train or train[:90%].
+        revision: branch, tag or commit; None: the newest commit.
     """
 
     config: str | None

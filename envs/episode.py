@@ -1,6 +1,6 @@
-"""What an environment sees of one attempt: the example, the conversation so far, the stop reason.
+"""The data that an environment sees: the example, the conversation and the stop reason.
 
-`score` returns one number per reward, or one number for each turn of the policy:
+`score` returns for each reward one number, or a list with one number per turn of the policy:
 
     {"exact": 1.0}                  one number for the episode
     {"exact": [1.0, 0.0, 1.0]}      one number per turn; the reward is their sum
@@ -18,15 +18,15 @@ Split = Literal["train", "eval"]
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
-    STOP = "stop"  # the policy closed its turn and the environment had no reply
-    MAX_TOKENS = "max_tokens"  # one turn used up its token limit
-    CONTEXT = "context"  # the whole episode filled max_seq_len
+    STOP = "stop"  # The policy ended its turn, and the environment had no reply.
+    MAX_TOKENS = "max_tokens"  # One turn reached its token limit.
+    CONTEXT = "context"  # The whole episode reached max_seq_len.
     MAX_TURNS = "max_turns"
-    TIMEOUT = "timeout"  # sampler.rollout_timeout
-    ENV_ERROR = "env_error"  # the environment raised
-    ENGINE_ERROR = "engine_error"  # vLLM did not answer, or stopped in the middle of an answer
+    TIMEOUT = "timeout"  # The episode exceeded sampler.rollout_timeout.
+    ENV_ERROR = "env_error"  # The environment's code raised an exception.
+    ENGINE_ERROR = "engine_error"  # vLLM did not answer, or stopped during an answer.
 
     @property
     def truncated(self) -> bool:
@@ -36,29 +36,29 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class Example:
-    """One task: the opening messages, and what `score` needs to judge an attempt."""
+    """One task: the opening messages, and the data that `score` needs to judge an episode."""
 
-    id: int  # position in the environment's split
-    env: str  # name of the environment
+    id: int  # index of the example in its split
+    env: str  # name of the environment that plays the example
     messages: list[Message]
     info: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class Episode:
-    """One attempt at an example as the environment sees it: text, never tokens."""
+    """One attempt at an example, as the environment sees it: messages without tokens."""
 
     example: Example
-    messages: list[Message]  # the whole conversation so far, opening messages included
-    turns: int = 0  # assistant turns so far
-    tool_calls: int = 0  # calls answered so far, failed calls included
-    tool_errors: int = 0  # calls that were answered with an error
-    stop_reason: StopReason | None = None  # set before `score`
-    memory: dict[str, Any] = field(default_factory=dict)  # for the environment's own state
+    messages: list[Message]  # the conversation, including the example's messages
+    turns: int = 0  # number of assistant turns
+    tool_calls: int = 0  # number of answered tool calls, including failed calls
+    tool_errors: int = 0  # number of tool calls that were answered with an error
+    stop_reason: StopReason | None = None  # None until the episode ends
+    memory: dict[str, Any] = field(default_factory=dict)  # the environment's own state per episode
 
     @property
     def text(self) -> str:
-        """Content of the policy's last message; empty before its first turn."""
+        """The content of the policy's last message; empty before the policy's first turn."""
         turns = (m for m in reversed(self.messages) if m["role"] == "assistant")
         return next((m.get("content") or "" for m in turns), "")
 
@@ -66,9 +66,9 @@ class Episode:
 def rewards_by_name(
     scored: Mapping[str, Any], turns: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return each reward as one number, and the rewards that were given per turn as tuples.
+    """Return each reward as one number, and separately the per-turn rewards as tuples.
 
-    Raise ValueError if a reward per turn does not have one number for each of the `turns`.
+    Raise ValueError if a per-turn reward does not have exactly `turns` numbers.
     """
     rewards: dict[str, float] = {}
     per_turn: dict[str, tuple[float, ...]] = {}
@@ -82,6 +82,6 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # fsum, so that three thirds are 1. It raises on infinities of both signs.
+        # math.fsum makes three thirds exactly 1, but raises on infinities of both signs.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

@@ -1,8 +1,8 @@
 """The HTTP client for servers that this project did not start.
 
-The judge, client=messages, the reflection model and a teacher (reference=endpoint) use it. A
-request is sent again if it got no answer, 408, 429 or 5xx, because the same request may succeed
-later. Every other answer is final.
+The judge, client=messages, the reflection model and a teacher (reference=endpoint) use this client.
+A request is sent again if it gets no answer or the status 408, 429 or 5xx, because the same request
+may succeed later. Every other answer is final.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # its own generator, because training must not depend on retries
+_RANDOM = random.Random()  # Retries must not change the random numbers of training.
 
 
 def may_succeed_later(status: int) -> bool:
-    """Return True if the same request may succeed later; 0 stands for no answer."""
+    """Return True if the same request may succeed later. Status 0 stands for no answer."""
     passing = (0, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
     return status in passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class HttpError(Exception):
-    """A request without a usable answer.
+    """The error of a request that got no usable answer.
 
-    Its text continues a sentence about the server: "answered 503: busy, 3 times in a row".
+    The message completes a sentence about the server: "answered 503: busy, 3 times in a row".
 
     Attributes:
-        status: the HTTP status of the last answer, 0 without an answer.
+        status: the HTTP status of the last answer; 0: no answer.
         text: the body of the last answer.
-        retry_after: seconds that the server asks the client to wait, NaN if it asks for none.
-        attempts: how often the request was sent.
+        retry_after: seconds to wait, from the header Retry-After; NaN: no such header.
+        attempts: number of times that the request was sent.
     """
 
     def __init__(
@@ -44,30 +44,30 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # few servers send a date
+        with suppress(ValueError):  # A few servers send a date, which is ignored.
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
-        """Return the problem, and how often it occurred if more than once."""
+        """Return the problem, and the number of attempts if there were several."""
         times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
         return f"{self.args[0]}{times}"
 
 
 @dataclass(kw_only=True)
 class HttpClient:
-    """Sends requests and retries them.
+    """An HTTP client that retries failed requests.
 
-    Connections belong to the event loop that runs. A client that is used in another loop opens
-    new ones. `async with` closes them at the end of the block.
+    Connections belong to the running event loop. A client that is used in another loop opens
+    new connections. `async with` closes the connections at the end of the block.
     """
 
-    timeout: float  # seconds for one request, from its start to the end of the answer
+    timeout: float  # maximum seconds from the start of a request to the end of its answer
     max_retries: int
     max_concurrent: int
-    max_mib: int  # size of the largest answer that is read
-    api_key_variable: str | None = None  # without a value no key is sent
-    retry_wait: float = 0.5  # seconds before the first retry; each later one waits twice as long
-    num_retries: int = field(default=0, init=False)  # by all requests so far
+    max_mib: int  # maximum size of an answer in MiB
+    api_key_variable: str | None = None  # environment variable with the API key
+    retry_wait: float = 0.5  # seconds before the first retry; the wait doubles with each retry
+    num_retries: int = field(default=0, init=False)  # number of retries of all requests
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
@@ -79,7 +79,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Return the answer's body, after retries. Raise HttpError without a status of 200."""
+        """Return the answer's body, after retries. Raise HttpError unless the status is 200."""
         attempt = 0
         while True:
             try:
@@ -88,18 +88,18 @@ class HttpClient:
                 error.attempts = attempt + 1
                 if attempt == self.max_retries or not may_succeed_later(error.status):
                     raise
-                wait = self._wait(error.retry_after, attempt)
+                wait = self._seconds_before_retry(error.retry_after, attempt)
             attempt += 1
             self.num_retries += 1
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
-        """Return the answer's body. Raise HttpError without a status of 200."""
-        http, places = self._connections()
+        """Send one request and return the answer. Raise HttpError unless the status is 200."""
+        http, slots = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
             async with (
-                places,
+                slots,
                 asyncio.timeout(self.timeout),
                 http.stream(method, url, content=content) as answer,
             ):
@@ -114,9 +114,9 @@ class HttpClient:
 
     async def _text(self, answer: httpx.Response) -> str:
         status = answer.status_code
-        if "Content-Encoding" in answer.headers:  # a few bytes may decompress to gigabytes
+        if "Content-Encoding" in answer.headers:  # A few bytes may decompress to gigabytes.
             raise HttpError(
-                "compresses its answers although the request forbids it: turn that off", status
+                "compresses its answers although the request forbids it: disable this", status
             )
         data = bytearray()
         async for chunk in answer.aiter_raw():
@@ -131,20 +131,20 @@ class HttpClient:
             key = os.environ.get(self.api_key_variable or "", "")
             headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {key}"} if key else {}
-            # No redirects, because the key in the headers is meant for this server only.
+            # Follow no redirects, because the key in the headers is for this server only.
             self._http = httpx.AsyncClient(
-                timeout=None,  # asyncio.timeout limits the whole answer
+                timeout=None,  # asyncio.timeout already limits the whole request
                 headers=headers,
                 limits=httpx.Limits(max_keepalive_connections=self.max_concurrent),
                 follow_redirects=False,
             )
-            self._places, self._loop = asyncio.Semaphore(self.max_concurrent), loop
-        return self._http, self._places
+            self._slots, self._loop = asyncio.Semaphore(self.max_concurrent), loop
+        return self._http, self._slots
 
-    def _wait(self, retry_after: float, attempt: int) -> float:
-        """Return the seconds before a retry: what the server asks for, else a random backoff.
+    def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
+        """Return the seconds before a retry: the server's Retry-After, else a random backoff.
 
-        The backoff is random, so that requests that failed together do not return together.
+        The backoff is random, so that requests that failed together are not repeated together.
         """
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
@@ -152,6 +152,6 @@ class HttpClient:
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of a text without control characters, which a terminal would obey."""
+    """Return the beginning of a text without control characters, which could alter a terminal."""
     printable = "".join(c if c.isprintable() else " " for c in text[:1000])
     return " ".join(printable.split())[:200]

@@ -1,4 +1,4 @@
-"""A language model as a judge, asked through any OpenAI-compatible endpoint.
+"""A reward from a language model as a judge, behind any OpenAI-compatible endpoint.
 
     rewards:
       judged:
@@ -6,8 +6,8 @@
         url: http://localhost:8000/v1
         ...                                  conf/env/wiki-search-judged.yaml has all options
 
-If the judge does not answer, or its answer has no score, it raises JudgeError. That costs the
-rollout (env_error, counted) and never counts as a reward of 0.
+If the judge does not answer, or its answer has no score, JudgeError is raised. The rollout then
+fails (env_error, counted) instead of getting a reward of 0.
 """
 
 import os
@@ -27,12 +27,12 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class JudgeError(RuntimeError):
-    """The judge gave no score. The message says what to do."""
+    """The error of a judge that gave no score. The message contains the remedy."""
 
 
 @dataclass(kw_only=True)
 class Judge:
-    """Ask a model whether an answer is right, or how good it is. Also a reward of `Composed`.
+    """A language model that judges the policy's answers, usable as a reward of `Composed`.
 
     conf/env/wiki-search-judged.yaml explains the options.
     """
@@ -78,32 +78,32 @@ class Judge:
         )
 
     async def __call__(self, episode: Episode) -> float:
-        """Return the score, in 0..1, of the policy's last message."""
+        """Return the score of the policy's last message, in 0..1."""
         questions = [m["content"] for m in episode.example.messages if m["role"] == "user"]
         right = " or ".join(answers_of(episode)) if "{answer}" in self.prompt else ""
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return 1 for yes and 0 for no, or the share of max_score. Raise JudgeError if neither."""
+        """Return the judge's score of `text`, in 0..1. Raise JudgeError if the judge gives none."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)
         if said is None:
-            raise JudgeError(f"judge.model={self.model} has no room for the prompt")
-        return self._score_in(said.choices[0].message.content or "")
+            raise JudgeError(f"judge.model={self.model}: the prompt exceeds the context")
+        return self._parsed_score(said.choices[0].message.content or "")
 
-    def _score_in(self, text: str) -> float:
-        """Return the first score of the last line that has one."""
+    def _parsed_score(self, text: str) -> float:
+        """Return the score in 0..1 from the last line of `text` that contains a score."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
-        # From the end, because a judge reasons first and decides last.
+        # Search from the end, because a judge reasons first and decides last.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
-            raise JudgeError(f"the judge was to say {scale}, and said: {text.strip()[-200:]!r}")
+            raise JudgeError(f"the judge must say {scale}, but said: {text.strip()[-200:]!r}")
         if self.max_score is None:
             return float(found[0].lower() == "yes")
         points = float(found[0])
         if not 0 <= points <= self.max_score:
-            raise JudgeError(f"the judge was to give {scale} points, and gave {points:g}")
+            raise JudgeError(f"the judge must give {scale} points, but gave {points:g}")
         return points / self.max_score

@@ -1,6 +1,6 @@
-"""Load rows from files or through the library `datasets`, and keep slow results in a cache.
+"""Loading of rows from JSON lines or through the library `datasets`.
 
-Each function that can fail raises a ValueError of one sentence with the remedy.
+Every failure is a ValueError with a message of one sentence.
 """
 
 import json
@@ -13,15 +13,15 @@ from envs.episode import Example
 
 
 def cache_folder() -> Path:
-    """Return OFFBYONE_CACHE, or ~/.cache/offbyone."""
+    """Return the cache folder: $OFFBYONE_CACHE, or ~/.cache/offbyone if unset."""
     return Path(os.environ.get("OFFBYONE_CACHE", "~/.cache/offbyone")).expanduser()
 
 
 class LazyExamples(Sequence[Example]):
-    """Base class of sequences that build an example when it is read: add `__len__` and `made`."""
+    """Base class of sequences that build examples when read. Define `__len__` and `made`."""
 
     def made(self, index: int) -> Example:
-        """Return the example at 0 <= index < len(self)."""
+        """Build and return the example at `index`, where 0 <= index < len(self)."""
         raise NotImplementedError
 
     @overload
@@ -31,11 +31,11 @@ class LazyExamples(Sequence[Example]):
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
         if isinstance(index, slice):
             return [self.made(i) for i in range(*index.indices(len(self)))]
-        return self.made(range(len(self))[index])  # range raises IndexError past the end
+        return self.made(range(len(self))[index])  # range() raises IndexError out of bounds
 
 
 def load_rows(source: str, path: str, **options: Any) -> Any:
-    """Return what `datasets.load_dataset(path, **options)` loads. Messages name `source`."""
+    """Return `datasets.load_dataset(path, **options)`. Error messages name `source`."""
     try:
         import datasets
     except ImportError as error:
@@ -45,7 +45,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
         ) from error
     try:
         return datasets.load_dataset(path, **options)
-    except Exception as error:  # errors of `datasets`, of the hub and of the network
+    except Exception as error:  # `datasets`, the hub and the network raise many errors.
         raise ValueError(
             f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
             "network"
@@ -53,12 +53,12 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return type and text of another library's error in one line of at most 300 characters."""
+    """Return an error's type and text in one line of at most 300 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each line, from 1, and its JSON object."""
+    """Yield the line number (from 1) and the JSON object of each non-empty line of a file."""
     if not path.is_file():
         problem = "is a folder: name a file in it" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {problem}")

@@ -1,4 +1,4 @@
-"""Chat messages, as plain dicts in OpenAI form."""
+"""Chat messages as plain dicts in the format of the OpenAI API."""
 
 import json
 import math
@@ -7,30 +7,30 @@ import sys
 from typing import Any
 
 Message = dict[str, Any]
-"""`role` and `content`; an assistant's `tool_calls`; a tool's `tool_call_id`.
+"""A chat message: `role`, `content`, an assistant's `tool_calls`, a tool's `tool_call_id`.
 
 A tool call is {"id", "type": "function", "function": {"name", "arguments"}}. The arguments are a
-mapping, or JSON text as remote endpoints send it. A call that could not be parsed also has `error`,
-a sentence, and the unparsed text as its arguments.
+mapping, or JSON text from a remote endpoint. A call that could not be parsed also has an `error` (a
+sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # levels of nesting: far below the limit of Python's own readers and writers
+_MAX_DEPTH = 64  # nesting of JSON values, far below the limit of Python's json module
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def assistant(content: str) -> Message:
-    """Return an assistant message of plain text."""
+    """Return an assistant message with plain text."""
     return {"role": "assistant", "content": content}
 
 
 def user(content: str) -> Message:
-    """Return a user message."""
+    """Return a user message with plain text."""
     return {"role": "user", "content": content}
 
 
 def call_of(name: str, arguments: Any, call_id: str = "call_0") -> Message:
-    """Return one entry of `tool_calls`."""
+    """Return one entry of a message's `tool_calls`."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
@@ -42,9 +42,9 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
 
 
 def as_sent(message: Message, *dropped: str) -> Message:
-    """Return a message for the API of OpenAI without the `dropped` keys.
+    """Return a message in the format of the OpenAI API, without the `dropped` keys.
 
-    Arguments of tool calls become JSON text; those that cannot be parsed stay as they are.
+    The arguments of tool calls become JSON text. Arguments that are already text stay unchanged.
     """
     calls = []
     for call in message.get("tool_calls") or []:
@@ -56,7 +56,7 @@ def as_sent(message: Message, *dropped: str) -> Message:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of JSON text from a policy or a server, checked as in `plain_json`."""
+    """Return the value of JSON text from a policy or a server, with the checks of `plain_json`."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -65,9 +65,9 @@ def parse_json(text: str) -> Any:
 
 
 def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Return a copy of the value that can safely be written, sent, rendered and passed to float().
+    """Return a copy of a JSON value that is safe to write, send, render and pass to float().
 
-    Raise ValueError if it is nested too deeply, a number is too large, or it is not JSON.
+    Raise ValueError if the value is nested too deeply, has a too large number, or is not JSON.
     """
     if isinstance(value, str):
         return well_formed(value)
@@ -75,7 +75,7 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
         return value
     if isinstance(value, int | float):
         if not math.isfinite(value) if isinstance(value, float) else abs(value) > _MAX_NUMBER:
-            raise ValueError("it holds a number that is too large, or none")
+            raise ValueError("it contains a number that is too large or not finite")
         return value
     if levels == 0:
         raise ValueError("it is nested too deeply")
@@ -87,14 +87,14 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
 
 
 def well_formed(text: str) -> str:
-    """Return the text without lone surrogates, which tokenizers, files and sockets refuse."""
+    """Replace lone surrogates in a text, because tokenizers, files and sockets refuse them."""
     return _SURROGATES.sub("\ufffd", text)
 
 
 def opening_of(messages: list[Any]) -> list[str]:
-    """Return the texts before the first answer, without system messages.
+    """Return the texts of all messages before the first answer, except system messages.
 
-    A question stays the same under another system prompt.
+    So the result does not depend on the system prompt.
     """
     opening = []
     for message in messages:
@@ -107,7 +107,7 @@ def opening_of(messages: list[Any]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """Return the text of a message of any shape: thoughts, content, and tool calls."""
+    """Return the text of a message in any format: reasoning, content and tool calls."""
     if not isinstance(message, dict):
         return _as_text(message)
     parts = [message.get("reasoning_content"), message.get("content")]

@@ -1,11 +1,11 @@
 """Several environments in one run, each with a weight.
 
     envs:                                weights: {words: 1, maths: 3}
-      words: {_target_: ...}             three groups of four are sums
+      words: {_target_: ...}             three of four groups are maths
       maths: {_target_: ...}
 
-An example, and so its group, belongs to one environment: rewards are compared within one task only.
-Each environment keeps its own turns, tools, reward weights and concurrency.
+All rollouts of a group belong to one environment, so rewards of different environments are never
+compared. Each environment keeps its own turns, tools, reward weights and concurrency limit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
-    """Environments by name, drawn by weight. Metrics and rollout files use these names."""
+    """An environment that draws from named environments by weight. Metrics use the names."""
 
     name = "mixture"
 
@@ -32,7 +32,7 @@ class Mixture(Environment):
                 "give each environment a weight, and nothing else"
             )
         if bad := {name: weight for name, weight in weights.items() if weight <= 0}:
-            raise ValueError(f"weights={bad}: make them positive, or leave these out of envs too")
+            raise ValueError(f"weights={bad}: use positive weights, or remove the environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
                 f"{' and '.join(nested)} is a mixture itself: list its environments in this one"
@@ -48,10 +48,10 @@ class Mixture(Environment):
         system_prompt: str | None = None,
         sampling: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Set the system prompt of all environments, and sampler options of single environments.
+        """Set one system prompt for all environments, and sampler options per environment.
 
-        A system_prompt of None keeps that of each environment. `sampling` maps a name to the
-        options of that environment (`checked_limits` in envs/options.py).
+        If system_prompt is None, each environment keeps its own. `sampling` maps the name of an
+        environment to its sampler options (`checked_limits` in envs/options.py).
         """
         if unknown := set(sampling or {}) - set(self._envs):
             raise ValueError(
@@ -75,7 +75,7 @@ class Mixture(Environment):
         return self._envs[example.env]
 
     def pools(self, split: Split) -> list[Pool]:
-        """Return one pool per environment, in their order.
+        """Return one pool per environment, in the order of `envs`.
 
         Raise ValueError if an environment has no examples, or its examples have another name.
         """
@@ -97,7 +97,7 @@ class Mixture(Environment):
         return [example for pool in self.pools(split) for example in pool.examples]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of the environments' experts, as often as the weights say."""
+        """Yield an endless stream of the environments' demonstrations, drawn by weight."""
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:
             (name,) = rng.choices(list(self._weights), list(self._weights.values()))

@@ -1,11 +1,11 @@
-"""Options of how episodes are played, and the checks of their values.
+"""Options that all environments share, and the checks of their values.
 
     system_prompt: Answer in one word.                   a text
     system_prompt: outputs/best/system_prompt.txt        a .txt or .md file that contains the text
     system_prompt: ""                                    no system message
 
 The limits of a turn may differ between the environments of a run. Options that change token
-probabilities may not, because the trainer divides all logits by one temperature.
+probabilities must be equal, because the trainer divides all logits by one temperature.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from typing import Any
 
 from envs.messages import Message
 
-_MAX_STOPS = 4  # the OpenAI API accepts no more
+_MAX_STOPS = 4  # maximum that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
 
 def check_at_least(least: int, **values: float | None) -> None:
-    """Raise ValueError if one of the named values is below `least`. None passes."""
+    """Raise ValueError if a named value is below `least`. A value of None is accepted."""
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value}: set it to at least {least}")
 
 
 def check_range(**bounds: int) -> None:
-    """Raise ValueError if the first value is below 1 or above the second."""
+    """Raise ValueError unless 1 <= first value <= second value."""
     (low_name, low), (high_name, high) = bounds.items()
     if not 1 <= low <= high:
         raise ValueError(
@@ -36,7 +36,7 @@ def check_range(**bounds: int) -> None:
 
 
 def read_system_prompt(given: str) -> str:
-    """Return the text, or the content of the file that `given` names, without outer white space.
+    """Return `given`, or the content of the .txt or .md file that `given` names, stripped.
 
     Raise ValueError if the file cannot be read.
     """
@@ -52,7 +52,7 @@ def read_system_prompt(given: str) -> str:
 
 
 def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Message]:
-    """Return the messages with `text` as their system message. None keeps them unchanged."""
+    """Return the messages with the system message `text`. None keeps the messages unchanged."""
     if text is None:
         return list(messages)
     rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
@@ -60,7 +60,7 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 
 
 def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the texts that end a turn. Raise ValueError, which names `key`, if one is invalid."""
+    """Return the stop texts, which end a turn. Raise ValueError if one is invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
         raise ValueError(f'{key}={stop} is no list of texts: write ["</answer>"]')
     if "" in stop:

@@ -1,13 +1,13 @@
-"""What an environment is: examples, an optional reply to every turn, and a score.
+"""The interface of environments: examples, an optional reply to each turn, and a score.
 
     class Reverse(Environment):
         def examples(self, split): ...
         async def score(self, episode): return {"exact": float(episode.text == ...)}
 
-A single-turn environment needs those two methods. One with tools lists them in `tools` and raises
-`max_turns`. One that answers the policy in words overrides `reply`. Write `reply` and `score` as
-plain functions if they block: they then run in a thread. Environment code may raise, hang or
-return NaN. That costs the rollout and never stops the run.
+A single-turn environment needs these two methods. An environment with tools sets `tools` and
+`max_turns`. An environment that answers the policy in words overrides `reply`. A `reply` or `score`
+that blocks must be a plain function, because plain functions run in a thread. If environment code
+raises, hangs or returns NaN, the run drops the rollout and continues.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ from envs.tools import Function, Toolbox
 
 
 class ContextFull(Exception):
-    """The conversation fills max_seq_len, so the policy cannot answer."""
+    """The error of a conversation that fills max_seq_len, so that the policy cannot answer."""
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """One turn of the policy."""
+    """One turn of the policy, with its token counts."""
 
     message: Message
     cut_off: bool  # True if a token limit ended the turn
@@ -37,12 +37,12 @@ class Spoken:
 
 
 Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[Spoken]]
-"""Returns the policy's next turn after these messages, given these tools. May raise ContextFull."""
+"""A function that returns the policy's turn after these messages, or raises ContextFull."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Examples of one environment, and how often they are drawn."""
+    """The examples of one environment, and the weight with which they are drawn."""
 
     weight: float
     examples: Sequence[Example]
@@ -53,17 +53,17 @@ class Environment:
 
     Attributes:
         name: the name in metrics and rollout files.
-        max_turns: assistant turns after which an episode ends.
+        max_turns: number of assistant turns after which an episode ends.
         reward_weights: `reward` is the sum of these weights times the named rewards of `score`. A
-            reward without a weight is logged and does not count.
+            reward without a weight is only logged.
         tools: functions that the policy may call (envs/tools.py).
-        tool_timeout: seconds that one call of a tool may take.
-        describe_tools: whether the prompt contains the tools' schemas. A policy that has learned
-            the schemas by heart saves the tokens.
-        max_concurrent: episodes of this environment at once; None: the sampler's limit alone.
-        system_prompt: the first message, which replaces the environment's own; None: no change.
+        tool_timeout: maximum seconds of one tool call.
+        describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
+            with the tools may not need the schemas.
+        max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
+        system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
-        holds_conversation: True if `play` holds the whole conversation. The player then ignores
+        holds_conversation: True if `play` conducts the whole conversation. The player then ignores
             `reply` and `max_turns`.
     """
 
@@ -86,11 +86,11 @@ class Environment:
         tool_timeout: float | None = None,
         max_concurrent: int | None = None,
     ) -> None:
-        """Set the options that every environment has, unless its constructor has the same option.
+        """Set the options that every environment has, except those that its constructor sets.
 
-        They are set by `env.<option>` in YAML, or by +env.<option>=... on the command line.
-        None keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
-        Raise ValueError if a value is not possible.
+        YAML (`env.<option>`) or the command line (`+env.<option>=...`) sets the options. None
+        keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
+        Raise ValueError if a value is invalid.
         """
         check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
         if tool_timeout is not None and tool_timeout <= 0:
@@ -109,14 +109,14 @@ class Environment:
                 setattr(self, name, value)
 
     def opened(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the first messages of an episode with `system_prompt` in front."""
+        """Return an episode's opening messages with `system_prompt` as the system message."""
         return with_system_prompt(messages, self.system_prompt)
 
     def check_machine(self) -> None:
-        """Raise ValueError if this machine cannot play the environment. The default checks nothing.
+        """Raise ValueError if this machine cannot run the environment. The default checks nothing.
 
-        Called once, before a run starts anything. It may take a second and must end every process
-        that it starts.
+        A run calls this method once, before it starts any process. The check may take a second and
+        must end every process that it starts.
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -124,49 +124,49 @@ class Environment:
         raise NotImplementedError
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
-        """Return the answer to the policy's `message`, or None to end the episode.
+        """Return the messages that answer the policy's `message`, or None to end the episode.
 
-        The default returns the answer of each tool that the policy called, in order. It returns
-        None if the policy called no tool.
+        The default returns the results of all tool calls in order, or None if the policy called
+        no tool.
         """
         calls = message.get("tool_calls") or []
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Hold the whole conversation (`holds_conversation`) and call `speak` for each turn.
+        """Conduct the whole conversation (see `holds_conversation`). Call `speak` for each turn.
 
-        `speak` keeps the messages and turns of `episode` up to date. Set `stop_reason` if the
+        `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
         episode ended for another reason than the policy's last turn.
         """
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return the named rewards of a finished episode. NaN: the episode cannot be judged.
+        """Return the rewards of a finished episode by name. NaN: the episode cannot be judged.
 
-        A reward is one number, or one number for each of the policy's `episode.turns`. The reward
-        is then their sum, and advantage=turn_group_mean learns which turn earned which number.
+        A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
+        A list counts as its sum, but advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 
     def close(self, episode: Episode) -> None:
-        """Release the processes and files of an episode, however it ended. Must be fast."""
+        """Release the processes and files of an episode. Called for every episode. Must be fast."""
 
     def demonstrations(
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield conversations of a scripted expert, without end, for warm starts (optional)."""
+        """Yield an endless stream of expert conversations for warm starts. Optional."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
             "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return what a reference with `sees_hint` sees instead of the prompt `messages`.
+        """Return the messages that a reference with `sees_hint` gets instead of `messages`.
 
-        `messages` is the opening. If a chat template rewrote history, it is the conversation up to
-        that point. The default adds the example's hint below the last message of the opening, and
-        raises ValueError if the example has no hint.
+        `messages` is the opening of the conversation, or all of its messages up to the point where
+        a chat template rewrote history. The default appends the example's hint to the last message
+        of the opening, and raises ValueError if the example has no hint.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
@@ -180,21 +180,21 @@ class Environment:
         return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
     def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 (for mixtures)
-        """Return the environment that plays this example: this one, except in a mixture."""
+        """Return the environment that plays `example`: this one, except in a mixture."""
         return self
 
     def pools(self, split: Split) -> list[Pool]:
-        """Return the examples of a split by environment: one pool, except in a mixture."""
+        """Return the split's examples as one pool per environment. Only a mixture has several."""
         return [Pool(1.0, self.examples(split))]
 
     @property
     def has_turns(self) -> bool:
-        """True if a conversation may have a second turn, so that history may be rewritten."""
+        """True if episodes may have several turns, so that a chat template may rewrite history."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
     def toolbox(self) -> Toolbox:
-        """The tools, ready to be called."""
+        """The toolbox that answers tool calls, created at the first access."""
         return Toolbox(self.tools, self.tool_timeout)
 
     @property

@@ -1,9 +1,9 @@
-"""Write a word backwards: one turn, scored by exact match. The default environment.
+"""Single-turn environment: the policy writes a word backwards. The default environment.
 
     reverse: cat   ->   tac
 
-Words are distinct made-up strings of a-z, drawn by fixed seeds. The run's seed changes only their
-order. The eval words depend on the lengths and num_eval alone, and never occur in training or in
+Words are distinct random strings of a-z with fixed seeds. The run's seed changes only their order.
+The eval words depend only on the lengths and num_eval, and never occur in training or in
 demonstrations.
 """
 
@@ -20,12 +20,12 @@ from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # letters: range(BASE**14) is too long for random.sample
+_MAX_NUMBERED = 13  # maximum length of words that random.sample draws; range(BASE**14) is too long
 
 
 @dataclass(kw_only=True, eq=False)
 class ReverseText(Environment):
-    """Words of min_length..max_length letters, about equally many of each length."""
+    """The environment of words with min_length..max_length letters, in about equal numbers."""
 
     name = "reverse-text"
 
@@ -55,7 +55,7 @@ class ReverseText(Environment):
         ]
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return exact (0 or 1) and similarity, the share of letters in their right place."""
+        """Return `exact` (0 or 1) and `similarity`, the share of letters in the right position."""
         completion = episode.text.rpartition("</think>")[2].strip()
         answer = episode.example.info["answer"]
         hits = sum(a == b for a, b in zip(completion, answer, strict=False))
@@ -65,7 +65,7 @@ class ReverseText(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield new words outside the eval split with their reversal, without end."""
+        """Yield an endless stream of reversed words that are not in the eval split."""
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)
@@ -87,7 +87,7 @@ class ReverseText(Environment):
         """Return `count` distinct words. If short words run out, draw more long words."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of the rest, rounded up
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # equal share, rounded up
             if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:

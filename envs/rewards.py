@@ -1,12 +1,12 @@
-"""Rewards of an answer: comparisons of text, and the rewards that a configuration can name.
+"""Rewards that compare the policy's text with accepted answers or with a pattern.
 
     exact, f1                                      text: str, answers: Sequence[str]
     exact_match, token_f1, contains, number_match  Episode, whose info["answer"] is the answer
     matches                                        Episode
 
-An answer is text or a number, or a list of accepted answers. The text to judge is the policy's last
-turn without its reasoning, and empty if the reasoning has no end. Rewards are coroutine functions,
-because they never block and so need no thread (envs/threads.py).
+An answer is text or a number, or a list of accepted answers. The compared text is the policy's last
+turn without its reasoning. The text is empty if the reasoning has no end. Rewards are coroutine
+functions, because they never block and so need no thread (envs/threads.py).
 """
 
 import re
@@ -23,25 +23,25 @@ _NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def normalised(text: str) -> str:
-    """Return text as SQuAD compares it: lower case, no punctuation, no articles, single spaces.
+    """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    This drops the sign of a number: compare numbers with `number_match`.
+    This drops the sign of a number, so compare numbers with `number_match`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
-    """Return 1 if `text` equals one of the answers after `normalised`, else 0."""
-    return float(normalised(text) in map(normalised, _several(answers)))
+    """Return 1 if the normalised `text` equals a normalised answer, else 0."""
+    return float(normalised(text) in map(normalised, _as_list(answers)))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Return the best F1 of normalised words, in 0..1, over the answers."""
-    return max((_f1(text, answer) for answer in _several(answers)), default=0.0)
+    """Return the best F1 of normalised words, in 0..1, between `text` and any answer."""
+    return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
 def final_text(episode: Episode) -> str:
-    """Return the last turn without reasoning; empty if the reasoning has no end."""
+    """Return the policy's last turn without reasoning; empty if the reasoning has no end."""
     _, ended, after = episode.text.rpartition("</think>")
     if not ended and "<think>" in after:
         return ""
@@ -49,7 +49,7 @@ def final_text(episode: Episode) -> str:
 
 
 def answers_of(episode: Episode) -> list[str]:
-    """Return all accepted answers as text. Raise ValueError if the example has none."""
+    """Return all accepted answers as text. Raise ValueError if the example has no answer."""
     info = episode.example.info
     if "answer" not in info:
         raise ValueError(
@@ -61,42 +61,42 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 if the policy gave an answer and nothing else, after `normalised`."""
+    """Return 1 if the policy's text equals an accepted answer after `normalised`, else 0."""
     return exact(final_text(episode), answers_of(episode))
 
 
 async def token_f1(episode: Episode) -> float:
-    """Return the best F1 of words over the answers, in 0..1."""
+    """Return the best F1 of words, in 0..1, between the policy's text and any answer."""
     return f1(final_text(episode), answers_of(episode))
 
 
 async def contains(episode: Episode) -> float:
-    """Return 1 if an answer occurs in the policy's text, as whole normalised words."""
+    """Return 1 if the policy's text contains an answer as whole normalised words, else 0."""
     text = f" {normalised(final_text(episode))} "
     phrases = (normalised(answer) for answer in answers_of(episode))
     return float(any(f" {words} " in text for words in phrases if words))
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
-    """Return 1 if the last number of the reply is at most `tolerance` off that of an answer."""
+    """Return 1 if the text's last number differs by at most `tolerance` from an answer."""
     answers, value = answers_of(episode), _last_number(final_text(episode))
     targets = [number for number in map(_last_number, answers) if number is not None]
     if not targets:
         raise ValueError(f"the answer {answers} has no number: use exact_match or contains")
-    # Decimals, because the floats 1.1 and 1.0 differ by more than 0.1.
+    # Use Decimal, because the floats 1.1 and 1.0 differ by more than 0.1.
     most = Decimal(str(tolerance))
     return float(value is not None and any(abs(value - number) <= most for number in targets))
 
 
 async def matches(episode: Episode, *, pattern: str) -> float:
-    """Return 1 if a regular expression matches the whole last turn without its reasoning.
+    """Return 1 if `pattern` matches the whole last turn without its reasoning, else 0.
 
-    In `pattern` a dot also matches a line break.
+    A dot in `pattern` also matches a line break.
     """
     return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
 
 
-def _several(answers: Sequence[str]) -> Sequence[str]:
+def _as_list(answers: Sequence[str]) -> Sequence[str]:
     return [answers] if isinstance(answers, str) else answers
 
 
@@ -104,7 +104,7 @@ def _f1(text: str, answer: str) -> float:
     words, expected = normalised(text).split(), normalised(answer).split()
     if not words or not expected:
         return float(words == expected)
-    # Multisets, so that a repeated word counts only as often as the answer has it.
+    # Use multisets, so that a repeated word counts only as often as the answer contains it.
     common = (Counter(words) & Counter(expected)).total()
     return 2 * common / (len(words) + len(expected))
 

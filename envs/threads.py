@@ -1,9 +1,9 @@
-"""Run environment code that may block, without blocking the event loop of all other episodes.
+"""Threads for environment code that may block, so that it does not block the event loop.
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. Threads are not
-pooled: if one hangs, its caller's timeout abandons it, and it delays neither other calls nor the
-exit of the process. Run untrusted code, or code that can hang forever, in a separate process
-instead (envs/sandbox/sandbox.py).
+pooled. If a thread hangs, its caller's timeout abandons it. An abandoned thread delays neither
+other calls nor the exit of the process. Run untrusted code, or code that can hang forever, in a
+separate process instead (envs/sandbox/sandbox.py).
 """
 
 import asyncio
@@ -15,59 +15,59 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # threads at once, hung threads included; further calls wait
+MAX_THREADS = 64  # maximum number of threads, hung threads included; further calls wait
 
 
 @dataclass
-class _Places:
-    """Free threads of one event loop, because a semaphore belongs to the loop that first waits."""
+class _Threads:
+    """The threads of one event loop. A semaphore belongs to the loop that first waits for it."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # calls whose caller has given up
+    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions
 
 
-_by_loop: dict[asyncio.AbstractEventLoop, _Places] = {}
+_by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
 
 
-def _places() -> _Places:
+def _threads_of_loop() -> _Threads:
     loop = asyncio.get_running_loop()
     if loop not in _by_loop:
         for closed in [known for known in _by_loop if known.is_closed()]:
             del _by_loop[closed]
-        _by_loop[loop] = _Places()
+        _by_loop[loop] = _Threads()
     return _by_loop[loop]
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what `function` returns, whether it is a coroutine function or not.
+    """Call `function` and return its result, whether it is a coroutine function or not.
 
-    Raise what it raises, or RuntimeError if every thread hangs in an abandoned call.
+    Raise its exception, or RuntimeError if every thread hangs in an abandoned call.
     """
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
         return await function(*args, **kwargs)
-    places = _places()
-    if len(places.hung) == MAX_THREADS:
+    threads = _threads_of_loop()
+    if len(threads.hung) == MAX_THREADS:
         raise RuntimeError(
             f"all {MAX_THREADS} threads for environment code hang, the first in "
-            f"{next(iter(places.hung.values()))}: give what it waits for a timeout"
+            f"{next(iter(threads.hung.values()))}: add a timeout to this function"
         )
-    await places.free.acquire()
-    # The thread sees the caller's context variables, as with asyncio.to_thread.
+    await threads.free.acquire()
+    # The thread gets the caller's context variables, as with asyncio.to_thread.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
-    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, places)
+    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, threads)
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any:
-    """Run `work` in a thread. Its place is freed when it ends, not when its caller gives up."""
+async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
+    """Run `work` in a thread. The thread counts until `work` ends, even if it is abandoned."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
     def finish(value: Any, error: BaseException | None) -> None:
-        places.free.release()
-        places.hung.pop(id(future), None)
-        if future.done():  # the caller has given up
+        threads.free.release()
+        threads.hung.pop(id(future), None)
+        if future.done():  # The caller has abandoned the call.
             return
         if error is None:
             future.set_result(value)
@@ -78,12 +78,12 @@ async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any
         value, error = None, None
         try:
             value = work()
-        except StopIteration as stop:  # a future refuses it
+        except StopIteration as stop:  # A future does not accept StopIteration.
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:  # noqa: BLE001 (the caller gets it)
             error = raised
         if not loop.is_closed():
-            # Futures are not thread-safe: only their loop may set them.
+            # Futures are not thread-safe, so only their event loop may set them.
             loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=run, daemon=True, name=f"env {name}").start()
@@ -91,4 +91,4 @@ async def _in_thread(work: Callable[[], Any], name: str, places: _Places) -> Any
         return await future
     finally:
         if future.cancelled():
-            places.hung[id(future)] = name
+            threads.hung[id(future)] = name

@@ -1,4 +1,4 @@
-"""Python functions as tools: the schema that the policy reads, and the answer to each of its calls.
+"""Python functions as tools: their schemas for the policy and the answers to its calls.
 
     def search_pages(query: str, limit: int = 3) -> str:
         '''Find pages by title.
@@ -7,13 +7,13 @@
             query: words of the title.
         '''
 
-Signature and docstring make the schema. A parameter named `episode` is not in the schema: it gets
-the `Episode`, whose `memory` keeps state between calls. A tool may be a coroutine function. A plain
-function runs in a thread.
+The signature and the docstring become the schema. A parameter named `episode` is not in the schema.
+It receives the `Episode`, whose `memory` keeps state between calls. A tool may be a coroutine
+function. A plain function runs in a thread.
 
-The policy's mistakes (a malformed call, a wrong name, wrong arguments, a `ToolError` of the tool)
-are answered with a sentence that the policy can read. Any other exception is an error of the
-environment and costs the rollout.
+After a mistake of the policy (a malformed call, a wrong name, wrong arguments, a `ToolError` of the
+tool), the answer is an error message for the policy. Any other exception is an error of the
+environment and drops the rollout.
 """
 
 import asyncio
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
     from envs.episode import Episode
 
 Function = Callable[..., Any]
-EPISODE = "episode"  # the parameter that the environment supplies
+EPISODE = "episode"  # name of the parameter that receives the Episode
 
 
 def unwrapped(function: Function) -> Function:
-    """Return the function inside a partial that a configuration made, or the function itself."""
+    """Return the function inside a configured `partial`, or the function itself."""
     return function.func if isinstance(function, partial) else function
 
 
 def supplied(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`, which the caller supplies by name."""
+    """Return the parameters before the `*`, which the caller passes by name."""
     parameters = inspect.signature(unwrapped(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 class ToolError(Exception):
-    """Raised by a tool for a mistake of the policy. The policy reads the message."""
+    """The error of a tool that reports a mistake of the policy, which reads the message."""
 
 
 class Tool:
-    """One function as a tool.
+    """A function that the policy can call.
 
     Attributes:
         name: name of the function.
@@ -62,7 +62,7 @@ class Tool:
     """
 
     def __init__(self, function: Function) -> None:
-        """Make the schema. Raise ValueError if a parameter has no type, or one outside JSON."""
+        """Build the schema. Raise ValueError if a parameter has no type, or a type outside JSON."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -118,19 +118,19 @@ class Tool:
 
     @property
     def usage(self) -> str:
-        """The right form of a call, for messages: `search(query: string, limit?: integer)`."""
+        """The signature for error messages, such as `search(query: string, limit?: integer)`."""
         schema = self.spec["parameters"]
         required = schema.get("required", [])
         parts = [
-            f"{name}{'' if name in required else '?'}: {_kind(kind)}"
+            f"{name}{'' if name in required else '?'}: {_type_name(kind)}"
             for name, kind in schema["properties"].items()
         ]
         return f"{self.name}({', '.join(parts)})"
 
     async def answer(self, arguments: Any, episode: "Episode") -> str:
-        """Return the tool's result as text. Raise ToolError if the arguments do not fit."""
+        """Call the tool and return its result as text. Raise ToolError for invalid arguments."""
         try:
-            # Not strict, because many policies write "3" for the number 3.
+            # Convert leniently, because many policies write "3" for the number 3.
             known = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
@@ -144,10 +144,10 @@ class Tool:
 
 
 class Toolbox:
-    """The tools of one environment; `specs` holds their schemas in the order given."""
+    """The tools of one environment. `specs` contains their schemas in the order of `functions`."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
-        """Wrap the functions. A call that takes longer than `timeout` seconds is an error."""
+        """Create the tools. A call that takes longer than `timeout` seconds is an error."""
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
             raise ValueError(f"two tools have the same name: {[f.__name__ for f in functions]}")
@@ -155,14 +155,14 @@ class Toolbox:
         self.specs = [tool.spec for tool in self._tools.values()]
 
     async def answer(self, tool_call: Message, episode: "Episode") -> Message:
-        """Return the `tool` message that answers one entry of `tool_calls`."""
+        """Run the tool of one entry of `tool_calls`. Return the answer as a `tool` message."""
         try:
             content = await self._answer(tool_call, episode)
         except ToolError as error:
             episode.tool_errors += 1
             content = f"Error: {error}"
         episode.tool_calls += 1
-        # A tool may repeat the policy's own text, which may hold lone surrogates.
+        # A tool may return the policy's own text, which may contain lone surrogates.
         content = well_formed(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 
@@ -183,7 +183,7 @@ class Toolbox:
             async with deadline:
                 return await tool.answer(arguments, episode)
         except TimeoutError as error:
-            if not deadline.expired():  # the tool itself raised it
+            if not deadline.expired():  # The tool itself raised TimeoutError.
                 raise
             raise ToolError(f"{tool.name} took longer than {self._timeout:g} s") from error
 
@@ -192,10 +192,10 @@ class Toolbox:
         return f"Tools: {', '.join(tool.usage for tool in self._tools.values()) or 'none'}"
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """Return a JSON schema in a word or two."""
+def _type_name(schema: dict[str, Any]) -> str:
+    """Return a short description of a JSON schema's type."""
     if "enum" in schema:
         return " or ".join(json.dumps(option) for option in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_kind(option) for option in schema["anyOf"])
+        return " or ".join(_type_name(option) for option in schema["anyOf"])
     return schema.get("type", "any")

@@ -1,4 +1,4 @@
-"""Find the line of the user's own code that raised or blocks: outside of Python and of packages."""
+"""Search for the line of the user's own code that raised an exception or blocks."""
 
 import sys
 import sysconfig
@@ -12,19 +12,19 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 @cache
 def is_library(file: str) -> bool:
-    """Whether a file came with Python or was installed, wherever pip was told to install.
+    """Return True if a file belongs to Python or to an installed package.
 
     A file of this checkout or of an editable install is not a library.
     """
     path = Path(file)
-    if not path.is_absolute():  # such as <frozen importlib>
+    if not path.is_absolute():  # a name such as <frozen importlib>
         return True
     for folder in path.parents:
         if folder.name in ("site-packages", "dist-packages"):
             return True
         if folder == ROOT:
             return False
-    # `pip install --target` and a vendor's folder have the packages' metadata beside them.
+    # `pip install --target` puts .dist-info folders next to the packages.
     top = path.parent
     while (top / "__init__.py").exists():
         top = top.parent
@@ -32,7 +32,7 @@ def is_library(file: str) -> bool:
 
 
 def frame_of(error: BaseException, file: str | None = None) -> FrameSummary | None:
-    """Return the innermost frame in `file`, else outside of libraries, else of all."""
+    """Return the innermost frame in `file`, else in the user's code, else in any code."""
     frames = extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == file]
     own = inside or [frame for frame in frames if not is_library(frame.filename)] or frames
@@ -40,6 +40,6 @@ def frame_of(error: BaseException, file: str | None = None) -> FrameSummary | No
 
 
 def place_of(error: BaseException, module: str | None = None) -> str:
-    """Return ` (file.py:line)`, in the file of `module` if the error passed through it."""
+    """Return ` (file.py:line)` of the error, in the file of `module` if the traceback has it."""
     frame = frame_of(error, getattr(sys.modules.get(module or ""), "__file__", None))
     return f" ({Path(frame.filename).name}:{frame.lineno})" if frame else ""

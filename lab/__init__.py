@@ -1,1 +1,1 @@
-"""Tools that start runs, read them and help to judge them. rl/ never imports lab/."""
+"""Tools that start runs, read their results and compare them. rl/ never imports lab/."""

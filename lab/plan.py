@@ -1,4 +1,4 @@
-"""The places and the memory of a run, on this machine or on others; nothing is started."""
+"""Plan the devices and the memory of a run, on this machine or on imagined machines."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,22 +15,21 @@ from rl.supervisor.resolve import resolve
 
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
-_WHICH = (
-    "hosts: those that Ray reserves; for a plan of such machines say what they have, as in "
+_HOSTS_NOTE = (
+    "hosts: those that Ray reserves. To plan for other machines, describe them, as in "
     "+hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
 )
 
 
 def show_plan(config: dict[str, Any]) -> str:
-    """Return the page of a run's plan.
+    """Return the plan of a run as text, without starting the run.
 
     Args:
-        config: composed configuration, perhaps with machines to pretend: their number `hosts`, and
-            `gpus`, `gpu_gib`, `host_gib` and `cores` of each.
+        config: composed configuration. Optional keys describe imagined machines: their number
+            `hosts`, and the `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
 
     Raises:
-        ConfigError: the configuration cannot work, or does not fit.
-
+        ConfigError: the configuration is not valid, or the run does not fit.
     """
     given = {key: config.pop(key) for key in PRETENDED if key in config}
     machines = _pretended(**{**PRETENDED, **given}) if given else None
@@ -40,7 +39,7 @@ def show_plan(config: dict[str, Any]) -> str:
     with refused():
         sizes = _sizes(resolved.run.model)
     page = resolved.for_model(sizes)[1]
-    return f"{page}\n{_WHICH}" if resolved.run.cluster.spans_hosts and not given else page
+    return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
 
 def _pretended(
@@ -57,7 +56,7 @@ def _pretended(
 
 
 def _sizes(model: ModelNode) -> Shape | None:
-    """Return the sizes of a model; for one on the hub, only its config.json is downloaded."""
+    """Return the shape of a model. Download only config.json if the model is on the hub."""
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))

@@ -11,15 +11,15 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run, or a job of a sweep."""
+    """A run folder, or a job of a sweep."""
 
-    folder: RunFolder | None  # None: a job that was never started
+    folder: RunFolder | None  # None for a job that never started
     overrides: list[str]
-    error: str | None = None  # of a job
+    error: str | None = None  # the error of a failed job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs of a sweep, else the run in a folder, else the runs directly below it."""
+    """Return the jobs if `path` is a sweep, else its run, else the runs directly below `path`."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
@@ -38,8 +38,7 @@ def folders_and_options(
     """Return the folders and the key=value options of a command line.
 
     Raises:
-        ValueError: a word is an option with another key; the message is for the user.
-
+        ValueError: an option has an unknown key. The message is for the user.
     """
     folders, options = [], {}
     for word in words:
@@ -49,5 +48,5 @@ def folders_and_options(
         elif key in keys:
             options[key] = value
         else:
-            raise ValueError(f"{word}: the keys are {', '.join(keys)}")
+            raise ValueError(f"{word}: unknown key, the keys are {', '.join(keys)}")
     return folders, options

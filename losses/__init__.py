@@ -1,4 +1,4 @@
-"""Token losses, advantages, aggregation, KL estimators, corrections: one formula per file.
+"""Formulas of token losses, advantages, token weights, KL estimators and corrections.
 
 This file imports nothing, so that `losses.advantages` and `losses.aggregation` need no torch.
 """

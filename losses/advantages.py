@@ -1,8 +1,8 @@
-"""Advantages of the K rollouts of one group, from their rewards. No torch.
+"""Advantages of the K rollouts of one group, computed from their rewards without torch.
 
     group_mean      A = R - mean
     group_zscore    A = (R - mean) / (std + epsilon)       std with Bessel's correction
-    rloo            A = R - mean of the others = K / (K - 1) * (R - mean)
+    rloo            A = R - mean of the other rewards = K / (K - 1) * (R - mean)
     max_rl          A = (R - mean) / mean
     none            A = R
 
@@ -11,9 +11,9 @@ Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
     turn_group_mean    A_t = G_t - mean of G_t over the rollouts that have a turn t
                        G_t = r_t + discount * G_{t+1}, the return from turn t on
 
-An unscorable rollout (reward None, NaN or infinite) does not count in mean, std and K and gets 0.
-With a baseline, a group gives zeros if it has fewer than two scorable rollouts, or a spread of at
-most 1e-6, because a z-score would amplify rounding errors. `none` returns the reward itself.
+An unscorable rollout (reward None, NaN or infinite) has advantage 0 and is left out of mean, std
+and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts or
+with rewards that differ by at most 1e-6, because a z-score would amplify rounding errors.
 """
 
 import math
@@ -27,36 +27,36 @@ SPREAD_TOLERANCE = 1e-6
 
 
 def group_mean(rewards: Sequence[float | None]) -> list[float]:
-    """Return the reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
-    return _compared(rewards, _centred)
+    """Return each reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
+    return _with_baseline(rewards, _centred)
 
 
 def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[float]:
-    """Return the reward minus the mean, in standard deviations. GRPO, arXiv:2402.03300."""
+    """Return (reward - mean) / (standard deviation + epsilon). GRPO, arXiv:2402.03300."""
 
     def zscores(scorable: list[float]) -> list[float]:
         centred = _centred(scorable)
         std = math.sqrt(math.fsum(c * c for c in centred) / (len(scorable) - 1))
         return [c / (std + epsilon) for c in centred]
 
-    return _compared(rewards, zscores)
+    return _with_baseline(rewards, zscores)
 
 
 def rloo(rewards: Sequence[float | None]) -> list[float]:
-    """Return the reward minus the mean of the others, an unbiased baseline. arXiv:2402.14740."""
+    """Return each reward minus the mean of all other rewards of the group. arXiv:2402.14740."""
 
     def leave_one_out(scorable: list[float]) -> list[float]:
         scale = len(scorable) / (len(scorable) - 1)
         return [scale * c for c in _centred(scorable)]
 
-    return _compared(rewards, leave_one_out)
+    return _with_baseline(rewards, leave_one_out)
 
 
 def max_rl(rewards: Sequence[float | None]) -> list[float]:
-    """Return (reward - mean) / mean, so that rare successes weigh most. arXiv:2602.02710.
+    """Return (reward - mean) / mean. Rare successes get large advantages. arXiv:2602.02710.
 
-    The result lies within -1..K-1. Raise ValueError if a reward is negative, because the mean could
-    then be zero or negative.
+    The result lies between -1 and K - 1. Raise ValueError if a reward is negative, because the mean
+    could then be zero or negative.
     """
 
     def relative(scorable: list[float]) -> list[float]:
@@ -65,32 +65,33 @@ def max_rl(rewards: Sequence[float | None]) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean or shift the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0: none is negative, and not all are equal
+        mean = math.fsum(scorable) / len(scorable)  # > 0, because at least one reward is positive
         return [c / mean for c in _centred(scorable)]
 
-    return _compared(rewards, relative)
+    return _with_baseline(rewards, relative)
 
 
 def none(rewards: Sequence[float | None]) -> list[float]:
-    """Return the reward itself, for demonstrations with reward 1 and for shaped returns."""
+    """Return each reward unchanged, and 0 for unscorable rollouts."""
     return [float(r) if _is_scorable(r) else 0.0 for r in rewards]
 
 
 def turn_group_mean(
     rewards: Sequence[Sequence[float] | None], *, discount: Annotated[float, Meta(ge=0, le=1)]
 ) -> list[list[float]]:
-    """Return for each turn its return to go minus the mean of the group's returns at this turn.
+    """Return each turn's return minus the group's mean return at this turn.
 
-    Rewards of earlier turns do not count. With one turn the result is `group_mean`. So it is with
-    discount 1, if all rollouts have equally many turns and only the last one earns. Turn-level
-    advantages: arXiv:2505.11821; return to go: Sutton and Barto, chapter 13.
+    A turn's return is the discounted sum of its own and all later rewards. With one turn per
+    rollout the result equals `group_mean`. It also does with discount 1, if all rollouts have the
+    same number of turns and only the last turn has a reward. Turn-level advantages:
+    arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
 
-    A turn gets 0 if fewer than two rollouts have that turn, or if all their returns are equal. An
-    unscorable rollout gets an empty list.
+    A turn has advantage 0 if fewer than two rollouts have this turn, or if all returns are equal.
+    An unscorable rollout gets an empty list.
 
     Args:
-        rewards: the reward of each turn of each rollout; None: unscorable.
-        discount: factor of the next turn's return, 0..1. 0: each turn counts by itself.
+        rewards: the reward of each turn of each rollout, or None for an unscorable rollout.
+        discount: factor of the next turn's return. 0: only the turn's own reward counts.
     """
     returns = [_returns(turns, discount) for turns in rewards]
     longest = max(map(len, returns), default=0)
@@ -106,10 +107,10 @@ def _returns(turns: Sequence[float] | None, discount: float) -> list[float]:
     return list(backwards)[::-1]
 
 
-def _compared(
+def _with_baseline(
     rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
 ) -> list[float]:
-    """Return the formula of the scorable rewards; 0 for the rest and for equal rewards."""
+    """Apply `formula` to the scorable rewards, and return 0 for unscorable or equal rewards."""
     scorable = [r for r in rewards if _is_scorable(r)]
     if len(scorable) < 2 or max(scorable) - min(scorable) <= SPREAD_TOLERANCE:
         return [0.0] * len(rewards)

@@ -1,4 +1,4 @@
-"""Token weights: the weight of one completion token of each rollout in the objective. No torch.
+"""The weight of one completion token of each rollout in the objective, computed without torch.
 
     objective = sum over all tokens t of the global batch of  w_t * loss_t
 
@@ -8,13 +8,13 @@
     prompt_mean        w = 1 / (G * tokens of i's prompt)     every prompt counts the same
     turn_mean          w = 1 / (U * L_iu)                     every turn counts the same
 
-L_i: completion tokens of rollout i, L_iu: of its turn u, S: rollouts, G: prompts, U: turns with a
-token. All are counted in the *global* batch before the split, so that value and gradient do not
-depend on the micro-batches and ranks. The "sequence" of the papers is one sampled episode, a
-rollout here. If its conversation forked into several rows, L_i counts the tokens of all rows, so
-that a fork does not change the weight of the episode. A rollout without tokens (for example after
+L_i: completion tokens of rollout i, L_iu: completion tokens of its turn u, S: rollouts, G: prompts,
+U: turns that have a token. All are counted in the *global* batch before it is split, so that value
+and gradient do not depend on micro-batches and ranks. A "sequence" of the papers is one rollout
+here. If its conversation forked into several rows, L_i counts the tokens of all rows, so that a
+fork does not change the rollout's weight. A rollout without tokens (for example after
 truncation=mask) has weight 0 and does not count in S and G. A token that a correction or a loss
-masks still counts, so that the other weights do not change.
+masks still counts, so that the weights of other tokens do not change.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ def token_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[float]:
-    """Return weights [S] for the mean over tokens. DAPO, arXiv:2503.14476."""
+    """Return token weights [S] that average over all tokens. DAPO, arXiv:2503.14476."""
     num_tokens = sum(lengths)
     return [1 / num_tokens if length else 0.0 for length in lengths]
 
@@ -37,7 +37,7 @@ def sequence_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[float]:
-    """Return weights [S] for the mean over rollouts of token means. GRPO, arXiv:2402.03300."""
+    """Return token weights [S] that average over tokens, then rollouts. GRPO, arXiv:2402.03300."""
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if length else 0.0 for length in lengths]
 
@@ -48,13 +48,13 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return weights [S] for sums over tokens divided by a fixed length. arXiv:2503.20783."""
+    """Return token weights [S] that divide sums over tokens by `length`. arXiv:2503.20783."""
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 
 
 def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
-    """Return weights [S] for the mean over prompts of the mean over all tokens of a prompt."""
+    """Return token weights [S] that average over all tokens of a prompt, then over prompts."""
     tokens_of: Counter[int] = Counter()
     for length, group_id in zip(lengths, group_ids, strict=True):
         tokens_of[group_id] += length
@@ -69,10 +69,10 @@ def turn_mean(
     lengths: Sequence[Sequence[int]],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[list[float]]:
-    """Return weights [S][turns] for the mean over all turns of the mean over a turn's tokens.
+    """Return token weights [S][turns] that average over the tokens of each turn, then over turns.
 
-    `lengths` are the completion tokens of each turn of each rollout. Use it with advantages per
-    turn, so that the weight of a turn does not depend on its length.
+    `lengths` is the number of completion tokens of each turn of each rollout. Use turn_mean with
+    advantages per turn, so that the weight of a turn does not depend on its length.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]

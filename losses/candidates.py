@@ -1,16 +1,16 @@
-"""Distributions over the teacher's K most likely tokens and the rest, for losses that compare them.
+"""Distributions over the teacher's K most likely tokens and one outcome for all other tokens.
 
     q_i = ref(token i), p_i = pi(token i)       i: the K candidates at the token's position
     q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest of the vocabulary as one more outcome
 
-The K+1 outcomes are two complete distributions. So their divergence is never negative, zero only if
-they agree, and at most that of the full vocabulary. Without the rest (renormalised to the K tokens)
-probability outside of them would cost nothing, and the policy drifts there (reverse divergence:
-arXiv:2608.14728). A truncated sum is no divergence and has another minimum (forward divergence:
-arXiv:2503.16870). A rest below 1e-6 counts as 1e-6 without gradient, because float32 cannot
-represent it precisely.
+p and q are complete distributions over K+1 outcomes. So their divergence is never negative, is zero
+only if p = q, and is at most the divergence over the full vocabulary. If the K probabilities were
+renormalised instead, the policy could move probability to other tokens at no cost, and it would
+drift there (reverse divergence: arXiv:2608.14728). A sum over the K tokens alone is not a
+divergence and has another minimum (forward divergence: arXiv:2503.16870). A rest below 1e-6 counts
+as 1e-6 without gradient, because float32 cannot represent it precisely.
 
-N: completion tokens, K: candidates of each.
+N: completion tokens, K: candidates of each token.
 """
 
 import torch
@@ -22,9 +22,9 @@ MIN_REST = 1e-6
 
 
 def candidate_distributions(tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """Return log p [N, K+1] with gradient, and log q [N, K+1]; the last column is the rest."""
+    """Return log p [N, K+1] with gradient, and log q [N, K+1]. The last column is the rest."""
     if tokens.candidate_logprobs is None or tokens.ref_candidate_logprobs is None:
-        raise ValueError("a comparison of distributions needs a teacher's candidates: none came")
+        raise ValueError("this loss needs a teacher's candidates, and the tokens have none")
     return _with_rest(tokens.candidate_logprobs), _with_rest(tokens.ref_candidate_logprobs.detach())
 
 

@@ -4,7 +4,7 @@
     loss_t = -stop_gradient(clip(ratio, clip_low, clip_high)) * advantage * log pi
 
 Every token keeps a gradient, because only its weight is bounded. The bounds are absolute, not
-distances from 1. MiniMax-M1, arXiv:2506.13585; [0, 5] after ScaleRL, arXiv:2510.13786.
+distances from 1. CISPO: MiniMax-M1, arXiv:2506.13585. Bounds [0, 5]: ScaleRL, arXiv:2510.13786.
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
@@ -13,7 +13,7 @@ ORDERED = ("clip_low", "clip_high")
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """Return the loss [N]; clip_fraction [N] is 1 if the weight was bounded."""
+    """Return the loss [N]. The metric clip_fraction [N] is 1 where the weight was clipped."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs.detach())  # [N]
     weight = ratio.clamp(clip_low, clip_high)  # [N]
     loss = -weight * tokens.advantages * tokens.logprobs  # [N]

@@ -10,9 +10,9 @@
     mis               w_i * 1[low <= w_i <= high]                        for every token of i
     geometric_mask    1[low <= exp(mean over i of log w_t) <= high]      for every token of i
 
-A weight multiplies its token's loss and carries no gradient. If the anchor is mu, the loss's own
-ratio corrects already, and a correction would count the mismatch twice. So corrections need old as
-the anchor. A log ratio is clamped to +-20 after summing, far outside of every cap and bound.
+A weight multiplies its token's loss and has no gradient. If the anchor of a loss is mu, its ratio
+already corrects the mismatch, and a correction would count the mismatch twice. So corrections need
+old as the anchor. A log ratio is clamped to +-20 after summing, which no cap or bound reaches.
 
 N: completion tokens of a micro-batch, S: its sequences, each with all its tokens.
 """
@@ -31,7 +31,7 @@ ORDERED = ("low", "high")
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """The result of a correction."""
+    """The result of a correction: a weight for each token's loss, and metrics."""
 
     weights: Tensor  # [N] factor of each token's loss, without gradient
     metrics: dict[str, Tensor]  # name: [N], without gradient
@@ -43,7 +43,7 @@ def none(
     sequence_ids: Tensor,  # noqa: ARG001
     num_sequences: int,  # noqa: ARG001
 ) -> Correction:
-    """Return weight 1 for every token."""
+    """Return weight 1 for every token, so that no loss is corrected."""
     return Correction(torch.ones_like(old_logprobs), {})
 
 
@@ -55,8 +55,8 @@ def tis_token(
     *,
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
-    """Return truncated importance weights by token. Yao et al. 2025, "Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training".
+    """Return each token's importance weight, at most `cap`. Yao et al. 2025, "Your Efficient RL
+    Framework Secretly Brings You Off-Policy RL Training".
     """
     return _truncated(_token_ratio(old_logprobs, rollout_logprobs), cap)
 
@@ -69,7 +69,7 @@ def tis_sequence(
     *,
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
-    """Return truncated importance weights by sequence: exact below the cap, noisier with length."""
+    """Return each sequence's importance weight, at most `cap`. Its noise grows with the length."""
     product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     return _truncated(_exp(product)[sequence_ids], cap)
 
@@ -83,7 +83,7 @@ def icepop(
     low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
-    """Return importance weights, and 0 for tokens outside the band. IcePop, arXiv:2510.18855."""
+    """Return each token's importance weight, or 0 outside low..high. IcePop, arXiv:2510.18855."""
     ratio = _token_ratio(old_logprobs, rollout_logprobs)  # [N]
     return _masked(ratio, ratio, low, high)
 
@@ -97,7 +97,7 @@ def mis(
     low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
-    """Return importance weights by sequence, and 0 for sequences outside the band.
+    """Return each sequence's importance weight, or 0 outside low..high.
 
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
     Training-Inference Mismatch".
@@ -116,7 +116,7 @@ def geometric_mask(
     low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
-    """Return 0 for sequences whose geometric mean ratio is outside the band, else 1."""
+    """Return 1 if the geometric mean ratio of a sequence lies in low..high, else 0."""
     mean = mean_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     ratio = _exp(mean)[sequence_ids]  # [N]
     return _masked(torch.ones_like(ratio), ratio, low, high)

@@ -1,19 +1,19 @@
-"""Decoupled PPO: staler tokens have an anchor closer to the policy in training.
+"""Decoupled PPO: the staler a token, the closer its anchor is to the policy in training.
 
     log prox = (1 - a) * log mu + a * sg(log pi)               a = staleness / (staleness + 1)
     r        = pi / prox
     w        = sg(min(prox / mu, weight_cap))
     loss_t   = w * max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 
-PPO bounds the distance of pi from the policy that sampled. If that policy is several versions old,
-the bound stops tokens from learning. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the distance
-from a proximal policy, the one before the update, and corrects for mu by the weight w. The logprobs
-of that policy would need another forward pass. A-3PO (arXiv:2512.06547) interpolates them instead
-between mu and pi, because `staleness` of the `staleness + 1` steps lie before the update. With
-staleness 0 this is PPO's clip. If a batch is updated several times, old is known and used as prox.
-AReaL's code drops a token whose weight exceeds the cap; here the token keeps the cap as its weight,
-as in truncated importance sampling. A-3PO's paper divides by `staleness`, AReaL's code by
-`staleness + 1`, as here, because the policy in training becomes the next version.
+PPO bounds the distance of pi from mu, the policy that sampled. If mu is several versions old, the
+bound stops tokens from learning. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the distance from a
+proximal policy, which is the policy before the update, and corrects for mu by the weight w. The
+logprobs of the proximal policy would need another forward pass. A-3PO (arXiv:2512.06547)
+interpolates them between mu and pi, because `staleness` of the `staleness + 1` steps lie before the
+update. With staleness 0 the loss is PPO's clip. If a batch is updated several times, old is known
+and used as prox. AReaL's code drops a token whose weight exceeds the cap. Here the token keeps the
+cap as its weight, as in truncated importance sampling. A-3PO's paper divides by `staleness`. This
+code and AReaL's divide by `staleness + 1`, because the policy in training becomes the next version.
 """
 
 from typing import Annotated
@@ -27,7 +27,7 @@ from losses.tokens import TokenLoss, Tokens, ratio_to
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: Annotated[float, Meta(gt=0)]
 ) -> TokenLoss:
-    """Return the clipped surrogate [N] with weights up to weight_cap; metrics count the bounds."""
+    """Return the weighted surrogate [N]. Metrics count clipped ratios and capped weights."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:

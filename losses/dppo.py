@@ -1,23 +1,23 @@
 """DPPO: drop tokens whose probability moved too far, and pull ratios towards 1.
 
     ratio  = pi / anchor
-    drop   = pi - mu > delta_high    if A > 0        it already rose far enough
-             pi - mu < -delta_low    if A <= 0       it already fell far enough
+    drop   = pi - mu > delta_high    if A > 0        the probability already rose enough
+             pi - mu < -delta_low    if A <= 0       the probability already fell enough
     loss_t = -1[not drop] * A * ratio + tau * (log pi - log anchor)^2
 
-A large ratio of a rare token hardly changes the distribution, that of a likely token does. The
-squared term also acts on dropped tokens. It is not clamped, because it has no exp.
-arXiv:2602.04879 (binary total variation); the square after Kimi-K2.5, arXiv:2602.02276; together
-prime-rl's default since mid-2026.
+A large ratio of a rare token hardly changes the distribution. A large ratio of a likely token does.
+The squared term also acts on dropped tokens. It needs no clamp, because it has no exponential. The
+drop is from arXiv:2602.04879 (binary total variation), the squared term from Kimi-K2.5,
+arXiv:2602.02276. prime-rl uses both by default since mid-2026.
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
 
 def dppo(tokens: Tokens, *, delta_low: float, delta_high: float, tau: float) -> TokenLoss:
-    """Return the loss [N]; metrics count the dropped tokens, by direction of the move."""
+    """Return the loss [N]. Metrics count tokens dropped because pi fell (low) or rose (high)."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
-    moved = (tokens.logprobs.exp() - tokens.rollout_logprobs.exp()).detach()  # [N] in -1..1
+    moved = (tokens.logprobs.exp() - tokens.rollout_logprobs.exp()).detach()  # [N] pi - mu
     rises = tokens.advantages > 0  # [N]
     low, high = ~rises & (moved < -delta_low), rises & (moved > delta_high)  # [N], [N]
     keep = ~(low | high)  # [N]

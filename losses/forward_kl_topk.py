@@ -1,11 +1,11 @@
-"""Distillation towards all likely tokens of the teacher: forward KL over its K likeliest tokens.
+"""Distillation by forward KL over the teacher's K most likely tokens and the rest.
 
     loss_t = KL(q || p) = sum over i of q_i (log q_i - log p_i)        q: teacher, p: policy
     d loss_t / d log p_i = -q_i + q_0 p_i / p_0                        i = 1..K, the candidates
 
-The policy learns to cover all modes of the teacher, as in imitation with every candidate as a soft
-label. The loss does not depend on the sampled token, so it works on the policy's text
-(arXiv:2306.13649, GKD with lambda 1) and on demonstrations (lambda 0).
+The policy learns to cover all modes of the teacher, because every candidate acts as a soft label.
+The loss does not depend on the sampled token, so it works on the policy's text (arXiv:2306.13649,
+GKD with lambda 1) and on demonstrations (lambda 0).
 """
 
 from losses.candidates import candidate_distributions
@@ -13,7 +13,7 @@ from losses.tokens import TokenLoss, Tokens
 
 
 def forward_kl_topk(tokens: Tokens) -> TokenLoss:
-    """Return the forward KL [N]; ref_rest [N] is the teacher's probability of the rest."""
+    """Return the forward KL [N]. ref_rest [N] is the teacher's probability of all other tokens."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     loss = (log_q.exp() * (log_q - log_p)).sum(-1)  # [N]
     return TokenLoss(loss, {"forward_kl": loss.detach(), "ref_rest": log_q[:, -1].exp()})

@@ -1,13 +1,13 @@
-"""Generalised advantage estimation: differences of values along a rollout, summed backwards.
+"""Generalised advantage estimation: discounted sums of value differences along a rollout.
 
     delta_l = r_l + gamma * V_(l+1) - V_l
     A_l     = delta_l + gamma * gae_lambda * A_(l+1)        after the last step V and A are 0
 
-With gae_lambda 1 an advantage is the return minus the value: unbiased for any values, and as noisy
-as the returns. With 0 it is one delta: little noise, and the full bias of the values.
-arXiv:1506.02438.
+With gae_lambda 1 an advantage is the return minus the value. It is unbiased for any values, and as
+noisy as the returns. With gae_lambda 0 an advantage is one delta, which has little noise and the
+full bias of the values. arXiv:1506.02438.
 
-R: rollouts, L: steps of the longest, tokens or turns (conf/critic).
+R: rollouts, L: number of steps of the longest rollout. Steps are tokens or turns (conf/critic).
 """
 
 from typing import Annotated
@@ -26,8 +26,8 @@ def gae(
 ) -> Tensor:
     """Return advantages [R, L] from rewards [R, L] and values [R, L].
 
-    A shorter rollout is padded with zeros, which is the value after its end. The padding has
-    advantage 0.
+    A shorter rollout must be padded with zeros, because the value after its last step is 0. The
+    padding has advantage 0.
     """
     advantages = torch.empty_like(values)
     next_value = next_advantage = values.new_zeros(len(values))  # [R]

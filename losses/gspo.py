@@ -4,21 +4,21 @@
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 The gradient runs through ratio_i to all tokens of the sequence, so a sequence is kept or clipped as
-a whole. The mean moves far less than the ratio of a token, hence bounds of 1e-4. GSPO needs
+a whole. The mean moves far less than the ratio of a token, so the bounds are about 1e-4. GSPO needs
 aggregation=sequence_mean, because under token_mean a sequence would count once per token. All
-tokens of a sequence must be in one micro-batch. The clamp of the log ratio acts on the mean. Qwen,
-arXiv:2507.18071.
+tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
+each token. Qwen, arXiv:2507.18071.
 """
 
 import torch
 
 from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, mean_per_sequence
 
-PER_SEQUENCE = True  # one weight a sequence: rl/config/algorithm_rules.py asks for it
+PER_SEQUENCE = True  # rl/config/algorithm_rules.py then requires aggregation=sequence_mean
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """Return the clipped surrogate [N]; metrics count tokens of clipped sequences, by bound."""
+    """Return the clipped surrogate [N]. Metrics count tokens of clipped sequences, by bound."""
     advantages = tokens.advantages
     difference = tokens.logprobs - tokens.anchor  # [N]
     mean = mean_per_sequence(difference, tokens.sequence_ids, tokens.num_sequences)  # [S]

@@ -1,4 +1,4 @@
-"""Between forward and reverse KL: the generalised Jensen-Shannon divergence of GKD.
+"""Distillation by the generalised Jensen-Shannon divergence, between forward and reverse KL.
 
     m      = mix q + (1 - mix) p                                       q: teacher, p: policy
     loss_t = mix KL(q || m) + (1 - mix) KL(p || m)                     over candidates and rest
@@ -6,7 +6,7 @@
 
 The loss is bounded, so no single token can dominate. loss / mix tends to the forward KL as mix
 tends to 0, and loss / (1 - mix) tends to the reverse KL as mix tends to 1. So a mix near 0 or 1
-needs a larger learning rate. arXiv:2306.13649.
+needs a larger learning rate. GKD, arXiv:2306.13649.
 """
 
 import math
@@ -23,7 +23,7 @@ def jsd_topk(tokens: Tokens, *, mix: Annotated[float, Meta(gt=0, lt=1)]) -> Toke
     """Return the generalised Jensen-Shannon divergence [N], at most ln 2."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     p, q = log_p.exp(), log_q.exp()
-    # Not log(mix q + (1 - mix) p), because in float32 both are 0 below -104 nats.
+    # log(mix * q + (1 - mix) * p) would be -inf if q and p are 0 in float32, below -104 nats.
     log_m = torch.logaddexp(log_q + math.log(mix), log_p + math.log(1 - mix))  # [N, K+1]
     loss = (mix * q * (log_q - log_m) + (1 - mix) * p * (log_p - log_m)).sum(-1)  # [N]
     return TokenLoss(loss, {"jsd": loss.detach()})

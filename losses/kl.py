@@ -4,9 +4,9 @@
     k2 = k1^2 / 2                        its gradient is that of KL(pi || ref)
     k3 = exp(-k1) + k1 - 1               unbiased, never negative
 
-As a loss term the gradient with respect to log pi is 1 for k1, k1 for k2, and 1 - exp(-k1) for k3.
-The gradient of k1 is zero on average, so k1 belongs in the reward, detached. k3 clamps its k1 to
-+-20 because of the exp, and has no gradient beyond. k1 and k2 are not clamped.
+As loss terms they have the gradients 1 (k1), k1 (k2) and 1 - exp(-k1) (k3) with respect to log pi.
+The gradient of k1 is zero on average, so use k1 only in the reward, without gradient. k3 clamps its
+k1 to +-20 and has no gradient beyond the clamp. k1 and k2 have no exponential and no clamp.
 """
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from losses.tokens import log_ratio
 
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return log pi - log ref [N]."""
+    """Return the log ratio log pi - log ref [N]."""
     return logprobs - ref_logprobs.detach()
 
 

@@ -13,7 +13,7 @@ ORDERED = ("ratio_low", "ratio_high")
 
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
-    """Return the masked surrogate [N]; metrics count the dropped tokens, by bound."""
+    """Return the masked surrogate [N]. Metrics count the dropped tokens, by bound."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     low, high = ratio < ratio_low, ratio > ratio_high  # [N], [N]
     keep = ~(low | high)  # [N]

@@ -1,12 +1,13 @@
-"""PPO's clipped surrogate, token by token. GRPO, DAPO and Dr.GRPO are configs of it.
+"""PPO's clipped surrogate, token by token. GRPO, DAPO and Dr.GRPO use this loss.
 
     ratio  = pi / anchor
     loss_t = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
-    with dual_clip, if A < 0:  loss_t = min(that, -A * dual_clip)
+    with dual_clip, if A < 0:  loss_t = min(loss_t, -A * dual_clip)
 
 A clipped token has no gradient. Without dual_clip the gradient of a token with A < 0 grows with its
-ratio without limit; beyond the ratio dual_clip (> 1) it is 0. clip_low and clip_high are distances
-from 1. arXiv:1707.06347; unequal bounds after DAPO, arXiv:2503.14476; dual clip arXiv:1912.09729.
+ratio without limit. With dual_clip it is 0 beyond the ratio dual_clip (> 1). The distances of the
+bounds from 1 are clip_low and clip_high. arXiv:1707.06347. Unequal bounds: DAPO, arXiv:2503.14476.
+Dual clip: arXiv:1912.09729.
 """
 
 from typing import Annotated
@@ -24,7 +25,7 @@ def ppo_clip(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N]; metrics count tokens without gradient, by bound."""
+    """Return the clipped surrogate [N]. Metrics count tokens without gradient, by bound."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]

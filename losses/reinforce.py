@@ -10,5 +10,5 @@ from losses.tokens import TokenLoss, Tokens
 
 
 def reinforce(tokens: Tokens) -> TokenLoss:
-    """Return the loss [N]."""
+    """Return the loss -advantage * log pi [N]."""
     return TokenLoss(-tokens.advantages * tokens.logprobs, {})

@@ -4,19 +4,19 @@
     loss_t = -A * sigmoid(tau * (ratio - 1)) * 4 / tau
     gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * p * (1 - p),  p = that sigmoid
 
-The gate is 1 at ratio 1, where the gradient equals PPO's, and falls on both sides, faster for a
-larger tau. It needs aggregation=sequence_mean, as published. Qwen, arXiv:2511.20347.
+At ratio 1 the gate is 1 and the gradient equals PPO's. The gate falls on both sides of 1, faster
+for a larger tau. SAPO needs aggregation=sequence_mean, as in its paper. Qwen, arXiv:2511.20347.
 """
 
 import torch
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-PER_SEQUENCE = True  # by its paper
+PER_SEQUENCE = True  # rl/config/algorithm_rules.py then requires aggregation=sequence_mean
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """Return the gated surrogate [N]; gate [N] is the kept share of PPO's unclipped gradient."""
+    """Return the gated surrogate [N]. gate [N] is the kept share of PPO's unclipped gradient."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]

@@ -3,9 +3,9 @@
     loss = (V - R)^2 / 2
     with clip:  loss = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
 
-V_old is the value before the step's first update. With clip, a value that moved further than clip
-towards its return has no gradient. clip is in units of the return. It comes from implementations
-of PPO; the paper (arXiv:1707.06347) has none.
+V_old is the value before the step's first update. With clip, a value that moved by more than clip
+towards its return has no gradient. clip is in units of the return. Implementations of PPO use this
+clip, but the paper (arXiv:1707.06347) does not.
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ def squared_error(
     *,
     clip: Annotated[float, Meta(gt=0)] | None,
 ) -> TokenLoss:
-    """Return the loss [N] of values [N]; a metric counts values that moved more than clip."""
+    """Return the loss [N] of values [N]. A metric counts values that moved by more than clip."""
     error = (values - returns).square()  # [N]
     if clip is None:
         return TokenLoss(error / 2, {})

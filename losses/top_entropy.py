@@ -1,8 +1,8 @@
-"""PPO's clipped surrogate on the tokens with the highest entropy, and 0 on all others.
+"""PPO's clipped surrogate on the tokens with the highest entropy, and 0 on all other tokens.
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-Few tokens of a chain of thought decide where it goes. Learning from these alone is as good or
+Few tokens of a chain of thought decide its direction. Training on only these tokens is as good or
 better: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks the tokens of a whole batch. Here
 the tokens of a sequence are ranked, so that the result does not depend on the split of the batch.
 Ties with the lowest kept entropy are kept. All tokens count in the aggregation's denominator.
@@ -26,7 +26,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N], 0 at dropped tokens; kept_fraction [N] is 1 at the rest."""
+    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 elsewhere."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype
@@ -36,14 +36,14 @@ def top_entropy(
 
 
 def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
-    """Return True [N] at the ceil(fraction * length) highest values of each sequence, and ties."""
+    """Return a mask [N] of the ceil(fraction * length) highest values per sequence, with ties."""
     if not len(values):
         return torch.zeros_like(values, dtype=torch.bool)
     lengths = torch.bincount(sequence_ids, minlength=num_sequences)  # [S]
-    # Sort by sequence, and within a sequence from high to low, by two stable sorts.
+    # Two stable sorts order the values by sequence, and by descending value in each sequence.
     order = values.argsort(descending=True, stable=True)
     order = order[sequence_ids[order].argsort(stable=True)]  # [N]
     ends = lengths.cumsum(0)  # [S]
-    counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S] 0.2 of 15 is 3, not 4
-    lowest = ends - lengths + counts - 1  # [S] index of the lowest kept value; any if no tokens
+    counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S] 1e-9 absorbs rounding errors
+    lowest = ends - lengths + counts - 1  # [S] index of the lowest kept value in `order`
     return values >= values[order][lowest][sequence_ids]

@@ -1,4 +1,4 @@
-"""The environments of this project under the name that the `verifiers` library looks for.
+"""Exports this project's environments to the `verifiers` library, which looks for this name.
 
 vf.load_environment("offbyone", env="reverse-text")        verifiers 0.1.14
 vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
@@ -7,7 +7,7 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 from importlib.util import find_spec
 
 if find_spec("verifiers") is None:
-    __all__ = []  # offbyone.environments works without the library
+    __all__ = []  # offbyone.environments needs no verifiers
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 

@@ -1,4 +1,4 @@
-"""This project's environments as environments of `verifiers`, classic API.
+"""Exports this project's environments to the classic API of `verifiers`.
 
 vf.load_environment("offbyone", env="reverse-text", max_length=8)
 """
@@ -20,16 +20,16 @@ from envs.verifiers.classic import plain_message
 from offbyone.environments import load
 from offbyone.episodes import Played
 
-PLAYED = "offbyone_episode"  # key of the Played in the library's state
+PLAYED = "offbyone_episode"  # key of the Played object in vf.State
 
 
 def load_environment(env: str = "reverse-text", **options: Any) -> "Exported":
-    """Return environment `env` (a file of conf/env, or module.Class) with `options` changed."""
+    """Return the environment `env` (a name in conf/env or module.Class) with changed options."""
     return Exported(load(env, **options))
 
 
 class Exported(vf.MultiTurnEnv):
-    """The library's rollout loop around `Environment.reply`, its rubric around `score`."""
+    """The verifiers environment that replies with `Environment.reply` and scores with `score`."""
 
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
@@ -38,12 +38,13 @@ class Exported(vf.MultiTurnEnv):
             eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            max_turns=-1,  # no limit, because env_response counts turns and must see the last one
+            # no limit, because env_response counts turns and must receive the last turn
+            max_turns=-1,
         )
         self._exported, self._examples = env, examples
 
     async def setup_state(self, state: vf.State) -> None:
-        """Begin the episode of the row."""
+        """Create the episode for the dataset row in `state`."""
         info = state["info"]
         state[PLAYED] = Played(self._exported, self._examples(info["split"])[info["id"]])
 
@@ -58,7 +59,7 @@ class Exported(vf.MultiTurnEnv):
         cut_off = state["trajectory"][-1]["is_truncated"]
         try:
             reply = await played.turn(_newest_message(state), cut_off=cut_off)
-        except Exception as error:  # the library's loop handles vf.Error only
+        except Exception as error:  # the loop of verifiers handles only vf.Error
             raise vf.Error(f"{type(played.env).__name__}.reply: {error}") from error
         if reply is None:
             state["final_env_response"] = []
@@ -66,15 +67,15 @@ class Exported(vf.MultiTurnEnv):
 
 
 class ExportedRubric(vf.Rubric):
-    """The environment's named rewards as metrics, and their weighted sum as the reward."""
+    """The rubric that records named rewards as metrics and their weighted sum as the reward."""
 
     async def score_rollout(self, state: vf.State) -> None:
-        """Score one rollout. A rollout that cannot be judged ends in an error."""
+        """Score one rollout. An exception in `score` is stored as the rollout's error."""
         state["reward"], state["metrics"] = 0.0, {}
         if state["error"] is not None:
             return
         played: Played = state[PLAYED]
-        # If a limit of the library ended the rollout, env_response did not see the last turn.
+        # If a limit of verifiers ended the rollout, env_response did not receive the last turn.
         if len(state["trajectory"]) > played.episode.turns:
             played.add(_newest_message(state))
         played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
@@ -88,7 +89,7 @@ class ExportedRubric(vf.Rubric):
         state["reward"] = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
 
     async def score_group(self, states: list[vf.State]) -> None:
-        """Score each rollout by itself. The advantage is the reward minus the group's mean."""
+        """Score each rollout separately. The advantage is the reward minus the group's mean."""
         for state in states:
             await self.score_rollout(state)
         mean = sum(state["reward"] for state in states) / max(1, len(states))
@@ -97,7 +98,7 @@ class ExportedRubric(vf.Rubric):
 
     @vf.cleanup
     async def release(self, state: vf.State) -> None:
-        """Release what the episode holds, after scoring."""
+        """Release the resources of the episode after scoring."""
         played: Played | None = state.get(PLAYED)
         if played is not None:
             played.env.close(played.episode)

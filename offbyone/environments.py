@@ -1,7 +1,7 @@
-"""Load one of this project's environments by the name of its YAML file, outside of a run.
+"""Loads one of this project's environments by the name of its YAML file, without a run.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
-load("my_package.MyEnv", size=3)      a class of yours with all its options
+load("my_package.MyEnv", size=3)      a custom class with all its options
 """
 
 from difflib import get_close_matches
@@ -15,14 +15,14 @@ from envs.protocol import Environment
 from rl.config.build import build
 
 CONF = Path(__file__).parents[1] / "conf"
-# An environment's YAML refers to options of the model. model=hf describes the tools in the prompt.
+# An environment's YAML refers to model options. model=hf describes the tools in the prompt.
 MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return the environment.
+    """Return the environment `name` with changed options.
 
-    Raise ValueError if there is no such environment or option, or an option has no value.
+    Raise ValueError if the environment or an option does not exist, or an option has no value.
     """
     node = {"_target_": name} if "." in name else _node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
@@ -33,7 +33,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def _node(name: str) -> dict[str, Any]:
-    """Return the environment's node as a run would have it."""
+    """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         close = get_close_matches(name, names, n=1)

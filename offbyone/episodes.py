@@ -1,4 +1,4 @@
-"""One episode of an exported environment, for both generations of the `verifiers` library."""
+"""An episode of an exported environment, used by both APIs of the `verifiers` library."""
 
 import math
 
@@ -16,7 +16,7 @@ class Played:
         self.episode = Episode(example=example, messages=self.env.opened(example.messages))
 
     def add(self, message: Message) -> None:
-        """Add a turn of the policy."""
+        """Append a message of the policy to the episode."""
         self.episode.messages.append(message)
         self.episode.turns += 1
 

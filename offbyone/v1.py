@@ -1,4 +1,4 @@
-"""This project's environments as a taskset of `verifiers.v1`, with the harness that plays them.
+"""Exports this project's environments as a taskset of `verifiers.v1`, with the harness for it.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
 """
@@ -21,7 +21,7 @@ from offbyone.episodes import Played
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """Which environment, which of its options (`knobs`) are changed, and which split."""
+    """The taskset's settings: environment, changed options (`knobs`) and split."""
 
     env: str = "reverse-text"
     knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -29,7 +29,7 @@ class ExportedConfig(vf.TasksetConfig):
 
 
 class ExportedState(vf.State):
-    """The episode of the rollout with the environment that plays it."""
+    """The state of a rollout: its episode and the environment that plays it."""
 
     played: Any = None
 
@@ -41,7 +41,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
     example: Example
 
     async def setup(self, trace: vf.Trace) -> None:
-        """Begin the episode."""
+        """Create the episode of the rollout."""
         trace.state.played = Played(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
@@ -61,7 +61,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
     """The examples of one environment, which may be a mixture."""
 
     def load(self) -> Iterator[ExportedTask]:
-        """Yield all examples of the split."""
+        """Yield all examples of the split as tasks."""
         whole = load(self.config.env, **self.config.knobs)
         for example in whole.examples(self.config.split):
             env = whole.environment_of(example)
@@ -73,7 +73,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
 
 
 class ExportedHarness(vf.Harness[vf.HarnessConfig]):
-    """Play the episode in this process: turns from the library's endpoint, replies from `env`."""
+    """Plays an episode in this process, with the policy's turns from the verifiers endpoint."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -89,12 +89,12 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: vf.TaskData,  # noqa: ARG002 (the episode holds the prompt)
     ) -> ProgramResult:
-        """Return status 0, or status 1 with the error text of a failed model call."""
+        """Play the episode. Return status 0, or 1 with the error text of a failed model call."""
         played: Played = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # No timeout here, because the library has its own.
+        # No timeout here, because verifiers has its own timeout.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}
@@ -117,20 +117,20 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         trace: vf.Trace,
         runtime: vf.Runtime,  # noqa: ARG002
     ) -> None:
-        """Release what the episode holds."""
+        """Release the resources of the episode."""
         if (played := trace.state.played) is not None:
             played.env.close(played.episode)
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """One agent on this machine, because the harness runs no program."""
+    """The settings of one agent that runs on this machine, because the harness runs no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """An environment in which one agent plays one task."""
+    """The verifiers environment in which one agent plays one task."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        """Play the task."""
+        """Play the task with the agent."""
         await agents.agent.run(task)

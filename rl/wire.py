@@ -1,7 +1,7 @@
-"""Length-prefixed messages between the rollouts process and the trainer ranks.
+"""Length-prefixed msgpack messages between the rollouts process and the trainer ranks.
 
-A message is msgpack. A numpy array is sent as (dtype, shape, raw bytes), never as a pickle. The
-asyncio side is in `rl/rollouts/service.py`, the blocking side in `rl/trainer/rollouts_link.py`.
+A numpy array is sent as (dtype, shape, raw bytes), never as a pickle. rl/rollouts/service.py
+implements the asyncio side, rl/trainer/rollouts_link.py the blocking side.
 """
 
 import struct
@@ -15,29 +15,28 @@ HEADER = struct.Struct("<Q")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a trainer rank to the rollouts process."""
+    """A request from a trainer rank to the rollouts process."""
 
     what: str  # next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
     version: int = 0
-    replicas: dict[str, int] = {}  # of publish: the incarnation of each vLLM that has the version
+    replicas: dict[str, int] = {}  # for publish: replica name -> incarnation
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the rollouts process to a call."""
+    """The answer of the rollouts process to a `Call`."""
 
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record, packed
-    over: str = ""  # if not empty: why there is no further batch
-    stopped: bool = False  # if over: whether the run was told to stop
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
+    over: str = ""  # reason why no batch follows; "": a batch follows
+    stopped: bool = False  # whether a stop request ended the run
 
 
 class NoMoreBatches(Exception):
-    """There is no further batch; the message says why.
+    """Raised when no further batch exists; the message gives the reason.
 
     Attributes:
-        stopped: True if the run was told to stop; False if the policy learns nothing any more.
-
+        stopped: True after a stop request; False if the rollouts no longer change the policy.
     """
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
@@ -60,10 +59,10 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 
 
 def pack(value: object) -> bytes:
-    """Return the bytes of a record."""
+    """Return a record as msgpack bytes."""
     return _ENCODER.encode(value)
 
 
 def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Return the record in `data`; `kind` must be the type that was packed."""
+    """Decode the record in `data`; `kind` is the type that was packed."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

@@ -1,1 +1,1 @@
-"""Questions with an answer that can be computed: word problems, data sets, a Python tool."""
+"""Maths environments: word problems, calculations, data sets and a Python tool."""

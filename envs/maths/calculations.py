@@ -1,4 +1,4 @@
-"""Whole-number calculations that are hard mentally and one line of Python.
+"""Calculations with whole numbers that are hard to do mentally but need one line of Python.
 
 product   48213 * 90217         sum        of the squares of the numbers from a to b
 power     7^1234 mod 97         binomial   n over k, modulo m
@@ -17,7 +17,7 @@ def _product(rng: Random, digits: int) -> Question:
 
 
 def _squares(n: int) -> int:
-    """Return 1 + 4 + ... + n*n."""
+    """Return the sum of squares 1 + 4 + ... + n*n."""
     return n * (n + 1) * (2 * n + 1) // 6
 
 
@@ -62,10 +62,10 @@ KINDS: dict[str, Callable[[Random, int], Question]] = {
 
 
 class Calculations(Procedural):
-    """Questions of the given kinds, about equally many of each kind."""
+    """A source of calculations, with about equally many questions of each kind."""
 
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
-        """`digits` is the length of the numbers. More digits are harder to calculate mentally."""
+        """Create the source. More `digits` per number are harder to calculate mentally."""
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
         if not 2 <= digits <= 6:
@@ -74,5 +74,5 @@ class Calculations(Procedural):
         self._kinds, self._num_digits = tuple(kinds), digits
 
     def draw(self, rng: Random) -> Question:
-        """Return one question with its Python code and without a worked solution."""
+        """Return one question with its Python code, but without a worked solution."""
         return KINDS[rng.choice(self._kinds)](rng, self._num_digits)

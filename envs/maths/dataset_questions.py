@@ -1,6 +1,6 @@
-"""Questions from a data set (envs/datasets.py): a file of your own, or a data set of the hub.
+"""Questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
 
-An answer in the form of GSM8K, worked steps and then `#### 18`, is split into solution and answer.
+An answer in GSM8K's form (worked steps, then `#### 18`) is split into solution and answer.
 Training questions that also occur in the eval split are removed.
 """
 
@@ -14,7 +14,7 @@ from envs.maths.questions import Question, Questions
 
 
 class DataQuestions(Questions):
-    """The rows of a data set as questions."""
+    """A source of questions that reads the rows of a data set."""
 
     def __init__(self, *, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -33,18 +33,18 @@ class DataQuestions(Questions):
         if not kept or not held_out:
             raise ValueError(
                 f"{self._dataset.path} gives {len(kept)} questions to train on and {len(held_out)} "
-                "to evaluate with: both splits need some (num_eval)"
+                "to evaluate with: both splits need some; change num_eval"
             )
         return {"train": kept, "eval": held_out}
 
 
 def question_of(example: Example) -> Question:
-    """Return an example as a question. Raise ValueError if it has no answer."""
+    """Convert an example to a question. Raise ValueError if the example has no answer."""
     if "answer" not in example.info:
         raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
     text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:
         return Question(text, full_answer)
-    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K's calculator notes
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # removes GSM8K's calculator notes
     return Question(text, answer.strip(), solution)

@@ -1,8 +1,8 @@
-r"""Questions with a mathematical answer: one turn, graded by the meaning of the answer.
+r"""Single-turn mathematical questions. Every equivalent form of the answer is correct.
 
     Fay has 12 shells. ...            ->   12 + 6 = 18 ... The answer is \boxed{18}
 
-The questions come from a source (envs/maths/questions.py): GSM8K, a file, or made up.
+The questions come from a source in envs/maths/: GSM8K, a file, or a generator.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ REWARDS = ("correct", "format")
 
 @dataclass(kw_only=True, eq=False)
 class Maths(Environment):
-    """Ask questions and grade the final answers."""
+    """The environment that asks questions and grades the final answers."""
 
     name: str = field()
     questions: Questions
-    instruction: str  # follows every question, on a line of its own
+    instruction: str  # text in a new line after every question
     grader: Grader
     reward_weights: Mapping[str, float]
 
@@ -41,11 +41,11 @@ class Maths(Environment):
         self.grader.check_machine()
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        r"""Return three numbers, each 0 or 1.
+        r"""Return three rewards, each 0 or 1.
 
-        correct: the answer means the same as the example's. It is the last \boxed{}, or the text
-        after the last ####, or the last number. format: the answer was in a box or after ####.
-        unjudged: the comparison took too long, and the answer counts as wrong.
+        correct: the last \boxed{}, else the text after the last ####, else the last number means
+        the same as the example's answer. format: the answer is in \boxed{} or after ####.
+        unjudged: the comparison exceeded its limits, so the answer counts as wrong.
         """
         answer = final_answer(episode.text)
         same = await self.grader.same(episode.example.info["answer"], answer or "")
@@ -56,7 +56,7 @@ class Maths(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training questions with an expert's turns, without end."""
+        """Yield an endless stream of training questions with the expert's turns."""
         for question in self.questions.fresh(rng):
             turns = self._expert(question)
             if not turns:
@@ -67,7 +67,7 @@ class Maths(Environment):
             yield [self._prompt(question), *turns]
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return the worked solution as a turn; empty if the question has none."""
+        """Return the worked solution as one turn, or an empty list if the question has none."""
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 
@@ -76,5 +76,5 @@ class Maths(Environment):
 
 
 def boxed(answer: str) -> str:
-    """Return the answer in the form that the instruction asks for."""
+    r"""Return the answer in \boxed{}, as the default instruction requires."""
     return rf"\boxed{{{answer}}}"

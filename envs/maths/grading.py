@@ -1,8 +1,8 @@
-r"""Compare the meaning of answers: 1/2 and \frac{1}{2}, 1,234 and 1234.0, x+1 and 1+x.
+r"""Comparison of answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
 
-Numbers are compared here, exactly. math-verify (a LaTeX grammar and sympy) compares everything else
-in a few sandboxes (envs/sandbox/sandbox.py), because an expression comes from the policy and may
-take endless time or all memory. A comparison that hangs does not affect the others.
+This module compares numbers exactly. Sandboxes (envs/sandbox/sandbox.py) compare all other answers
+with math-verify (a LaTeX grammar and sympy), because an expression of the policy may need unlimited
+time or memory. A comparison that hangs does not affect other comparisons.
 """
 
 import asyncio
@@ -10,11 +10,11 @@ import re
 from fractions import Fraction
 
 from envs.options import check_at_least
-from envs.sandbox.sandbox import Limits, Sandbox, try_out
+from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # seconds on the clock per second of processor time
-MAX_CHARS = 500  # a longer answer is compared as plain text
+CLOCK_PER_CPU = 20  # timeout in seconds per second of processor time
+MAX_CHARS = 500  # A longer answer is compared as plain text.
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
 _IN_TEXT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
@@ -38,7 +38,7 @@ assert same("x + 1", "1 + x")
 def final_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else the last number.
 
-    Reasoning does not count. None: the text has no such answer.
+    Ignore the reasoning before </think>. Return None if the text has no such answer.
     """
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
@@ -49,10 +49,10 @@ def final_answer(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Return the last \boxed{...}, else the text after the last ####; None if it has neither."""
-    opened: list[tuple[int, bool]] = []  # position of each open brace, and whether it opens a box
+    r"""Return the last \boxed{...}, else the text after the last ####, else None."""
+    opened: list[tuple[int, bool]] = []  # (position, True for \boxed{) of each unclosed brace
     start, answer = -1, None
-    for brace in _BRACE.finditer(text):  # one pass, so unclosed braces cost no time
+    for brace in _BRACE.finditer(text):  # A single pass takes linear time for any text.
         if brace[0] in ("{", r"\boxed{"):
             opened.append((brace.end(), len(brace[0]) > 1))
         elif brace[0] == "}" and opened:
@@ -66,7 +66,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalised(answer: str) -> str:
-    """Return the answer without outer dollars, extra spaces, `\\text` and a final dot."""
+    r"""Return the answer without outer $, extra spaces, `\text` and a final dot."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -77,7 +77,7 @@ def normalised(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the exact value of a normalised number with or without a unit, else None."""
+    """Return the number in a normalised answer without its unit; None if it is no number."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -93,12 +93,12 @@ def number(answer: str) -> Fraction | None:
 
 
 class Grader:
-    """Compares answers in sandboxes, which start at their first use."""
+    """A pool of sandboxes that compare answers. Each sandbox starts at its first use."""
 
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """`workers` processes of `memory_mb` MiB; one comparison may take `cpu_seconds`."""
+        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
@@ -112,11 +112,11 @@ class Grader:
         self._free = asyncio.Semaphore(workers)
 
     def check_machine(self) -> None:
-        """Start one sandbox and end it. Raise ValueError if this machine cannot start one."""
-        try_out(self._limits, _PRELOAD)
+        """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
+        check_sandbox(self._limits, _PRELOAD)
 
     async def same(self, gold: str, answer: str) -> bool | None:
-        """Return whether `answer` means `gold`, or None if the comparison exceeds the limits."""
+        """Return whether both answers mean the same; None if the comparison exceeds the limits."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalised(gold), normalised(answer)
@@ -126,17 +126,17 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the last used one, because its process runs already
+            sandbox = self._idle.pop()  # the last used sandbox, because its process already runs
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
-            except ToolError:  # too slow
+            except ToolError:  # The comparison exceeded its limits.
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, is no result.
+        # Any other output, such as a traceback, results in None.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:
-        """End the sandboxes."""
+        """Kill the processes of all sandboxes."""
         for sandbox in self._idle:
             sandbox.close()

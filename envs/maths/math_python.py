@@ -1,10 +1,10 @@
-r"""Questions with a mathematical answer and a Python interpreter: several turns.
+r"""Multi-turn mathematical questions with a Python interpreter as a tool.
 
     What is 48213 * 90217?
       python(code="48213 * 90217")   ->   4349632221
     \boxed{4349632221}
 
-Each episode has an interpreter of its own, which keeps its variables until the episode ends.
+Each episode has its own interpreter, which keeps its variables until the episode ends.
 """
 
 from dataclasses import dataclass, field
@@ -14,15 +14,15 @@ from envs.maths.environment import Maths, boxed
 from envs.maths.questions import Question
 from envs.messages import Message, assistant, tool_call
 from envs.options import check_at_least
-from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, try_out
+from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, check_sandbox
 
 
 @dataclass(kw_only=True, eq=False)
 class MathPython(Maths):
-    """Maths with the tool `python`."""
+    """The maths environment with the tool `python`."""
 
     max_turns: int = field()
-    max_concurrent: int | None = field()  # bounds the interpreters
+    max_concurrent: int | None = field()  # limits the number of interpreters
     sandbox: Limits
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class MathPython(Maths):
 
     def check_machine(self) -> None:
         super().check_machine()
-        try_out(self.sandbox)
+        check_sandbox(self.sandbox)
 
     async def python(self, code: str, episode: Episode) -> str:
         """Run Python code and return what it prints and the value of its last line.
@@ -47,12 +47,12 @@ class MathPython(Maths):
         return (await sandbox.run(code)).rstrip("\n") or "(no output)"
 
     def close(self, episode: Episode) -> None:
-        """End the episode's interpreter."""
+        """Kill the process of the episode's interpreter."""
         if sandbox := episode.memory.pop("python", None):
             sandbox.close()
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return one call of the tool and the answer; empty if the question has no code."""
+        """Return a tool call, its result and the answer; empty if the question has no code."""
         call = tool_call("python", code=question.code)
         told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
         return [call, told, assistant(boxed(question.answer))] if question.code else []

@@ -1,8 +1,8 @@
 """Questions with a mathematical answer, and the base classes of their sources.
 
-A source loads the splits and keeps the eval questions apart. The environments (environment.py,
-math_python.py) ask and grade. word_problems.py and calculations.py make questions up,
-dataset_questions.py reads them.
+A source returns the questions of each split. The environments (environment.py, math_python.py) ask
+and grade the questions. word_problems.py and calculations.py generate questions.
+dataset_questions.py reads questions from a data set.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,38 +13,38 @@ from random import Random
 from envs.episode import Split
 from envs.options import check_at_least
 
-MAX_TRIES = 20  # draws per new question before the source reports too few questions
+MAX_TRIES = 20  # maximum number of draws per requested question
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question and how it can be answered."""
+    """One question with its answer, and optionally a worked solution or code."""
 
     text: str
     answer: str
-    solution: str = ""  # steps in words, without the final answer; empty: unknown
-    code: str = ""  # Python whose last line is the answer; empty: unknown
+    solution: str = ""  # worked steps in words, without the final answer; empty: unknown
+    code: str = ""  # Python code, whose last line evaluates to the answer; empty: unknown
 
 
 class Questions:
-    """Base class of all sources. Constructors are cheap; `load` may read files."""
+    """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
     def load(self, split: Split) -> Sequence[Question]:
         """Return all questions of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield questions to learn from, none of the eval split, without end."""
+        """Yield an endless stream of training questions, none of which is in the eval split."""
         known = self.load("train")
         while True:
             yield rng.choice(known)
 
 
 class Procedural(Questions):
-    """Base class of sources that make questions up: `draw` makes one, fixed seeds make the splits.
+    """Base class of sources that generate questions with the method `draw` and fixed seeds.
 
-    The eval questions depend on the options of `draw` and on num_eval alone. They are distinct, and
-    occur neither in training nor among the fresh questions.
+    The eval questions depend only on the options of `draw` and on num_eval. They are distinct, and
+    occur neither in the train split nor in the output of `fresh`.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:
@@ -52,15 +52,15 @@ class Procedural(Questions):
         self._num_train, self._num_eval = num_train, num_eval
 
     def draw(self, rng: Random) -> Question:
-        """Return one question."""
+        """Return one random question."""
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:
-        """Return num_train or num_eval distinct questions."""
+        """Return num_train or num_eval distinct questions, depending on the split."""
         return self._eval if split == "eval" else self._train
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield new questions, none of the eval split, without end."""
+        """Yield an endless stream of new questions, none of which is in the eval split."""
         held_out = {question.text for question in self._eval}
         while True:
             question = self.draw(rng)
@@ -87,5 +87,5 @@ class Procedural(Questions):
                     return questions
         raise ValueError(
             f"num_{split}={count}: there are too few different questions ({len(questions)} found); "
-            "lower it, or allow harder ones"
+            f"lower num_{split}, or allow harder questions"
         )

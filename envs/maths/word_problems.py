@@ -1,9 +1,9 @@
-"""Made-up word problems in steps, with their solution: like GSM8K, but without a download.
+"""Generated word problems with worked solutions. They resemble GSM8K but need no download.
 
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
 
-Each step is one operation on the number so far, so min_steps and max_steps set the difficulty.
+Each step applies one operation to the current number. min_steps and max_steps set the difficulty.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from envs.options import check_range
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
 
-Step = tuple[str, str, int]  # a sentence, the operation as an expression, the number after it
+Step = tuple[str, str, int]  # sentence, arithmetic expression, result of the expression
 
 
 def _receive(total: int, name: str, things: str, rng: Random) -> Step:
@@ -63,7 +63,7 @@ STEPS: tuple[Callable[[int, str, str, Random], Step | None], ...] = (
 
 
 class WordProblems(Procedural):
-    """Stories of min_steps..max_steps steps about a number of things."""
+    """A source of word problems with min_steps..max_steps steps."""
 
     def __init__(self, *, min_steps: int, max_steps: int, num_train: int, num_eval: int) -> None:
         check_range(min_steps=min_steps, max_steps=max_steps)
@@ -71,7 +71,7 @@ class WordProblems(Procedural):
         self._num_steps = range(min_steps, max_steps + 1)
 
     def draw(self, rng: Random) -> Question:
-        """Return one story. Its solution has one line per step, its code is one expression."""
+        """Return one story. Its solution has one line per step, and its code is one expression."""
         name, things = rng.choice(NAMES), rng.choice(THINGS)
         total = rng.randint(3, 60)
         story, lines, code = [f"{name} has {total} {things}."], [], str(total)
@@ -83,7 +83,7 @@ class WordProblems(Procedural):
             sentence, operation, after = step
             story.append(sentence)
             lines.append(f"{operation} = {after}")
-            # The code uses the expression so far instead of its value.
+            # The code contains the previous expression instead of its value.
             rest = operation.removeprefix(str(total)).replace("/", "//")
             code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
         story.append(f"How many {things} does {name} have now?")

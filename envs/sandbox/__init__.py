@@ -1,1 +1,1 @@
-"""Code that a policy wrote, in processes that the kernel confines."""
+"""Execution of the policy's code in processes that the kernel confines."""

@@ -1,18 +1,18 @@
-"""Confine the calling process: afterwards it can compute, and read Python's own library.
+"""Confinement of the calling process, which can then only compute and read Python's library.
 
-    out of memory     the kernel ends this process before all others
+    out of memory     the kernel ends this process before all other processes
     resource limits   memory; no core dump, no write to any file, no child process
     capabilities      none, also for root
-    Landlock          reads Python's library and the system's, no other file; traces no process
+    Landlock          reads only Python's library and system libraries; traces no process
     seccomp           a list of allowed system calls: no network, no child or thread, no program,
-                      no signal to others, no change to any file or descriptor elsewhere
+                      no signal to other processes, no change to any file or foreign descriptor
 
-No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
-laptop. Seccomp is required. Landlock (Linux 5.13, not switched off) is required unless the
-configuration accepts its absence. Then an audit hook refuses to read files, which stops accidents
-but no determined attack: readline, sqlite3 and the C library can still read files.
+No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
+a laptop. Seccomp is required. Landlock (Linux 5.13 or newer, not switched off) is required unless
+the configuration accepts its absence. Then an audit hook refuses to read files. The hook stops
+accidents but no determined attack, because readline, sqlite3 and the C library can read files.
 
-This module imports the standard library alone, because it runs in the sandbox's own process.
+This module imports only the standard library, because it runs in the sandbox's own process.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, number on x86_64, number on aarch64. Older C libraries on x86_64 use the last line.
+# System call, number on x86_64, number on aarch64. Older C libraries on x86_64 use the last line.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -43,33 +43,33 @@ ALLOWED = """
     getegid 108 177, exit 60 93, exit_group 231 94,
     stat 4 -, lstat 6 -, access 21 -, readlink 89 -, poll 7 -, select 23 -, dup2 33 -
 """
-MACHINES = {  # column of ALLOWED, the kernel's number, and three calls that are partly allowed
+MACHINES = {  # (column of ALLOWED, architecture number, numbers of partly allowed calls)
     "x86_64": (1, 0xC000003E, {"openat": 257, "fcntl": 72, "ioctl": 16}),
     "aarch64": (2, 0xC00000B7, {"openat": 56, "fcntl": 25, "ioctl": 29}),
 }
-FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; not F_SETOWN
+FCNTL = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC are allowed
 OPEN_TO_CHANGE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_ASYNC
 
-# Instructions, results and operands of a classic BPF program.
+# Instructions, return values and offsets of a classic BPF program, which seccomp runs.
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # offsets in the data that a filter reads
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # byte offsets in struct seccomp_data
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's calls on all machines
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # numbers of Landlock's system calls
 READ_FILE, READ_DIR = 4, 8
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights per Landlock version; later: 16
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights per Landlock version; newer: 16
 
 NO_LANDLOCK = (
     "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
-    "files: use another machine, or accept that by allow_without_landlock=true beside memory_mb"
+    "files: use another machine, or accept this with allow_without_landlock=true next to memory_mb"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(function: str, *args: object) -> int:
-    """Call the C library. Raise OSError if the call fails."""
+    """Call a function of the C library. Raise OSError if the call fails."""
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
@@ -78,12 +78,12 @@ def _call(function: str, *args: object) -> int:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Limit the address space (MiB), and forbid core dumps, file writes and child processes."""
+    """Limit the address space (MiB). Forbid core dumps, file writes and child processes."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
         resource.RLIMIT_NOFILE: 64,
@@ -96,35 +96,35 @@ def limit_resources(memory_mb: int) -> None:
 
 
 def readable(packages: Sequence[str]) -> list[str]:
-    """Return the paths that Python needs: its library, system libraries, and `packages`."""
+    """Return the readable paths: Python's library, system libraries and `packages`."""
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
     paths = [*python, *system, "/etc/ld.so.cache", *packages]
     return sorted({os.path.realpath(path) for path in paths if os.path.exists(path)})
 
 
-def offer_to_the_oom_killer() -> None:
-    """Let the kernel end this process first when memory runs out, if /proc can be written."""
+def raise_oom_score() -> None:
+    """Make the kernel end this process first when memory runs out, if /proc is writable."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def drop_capabilities() -> None:
-    """Drop the capabilities of root, irreversibly."""
+    """Drop all capabilities of root irreversibly."""
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _call("capset", header, none)
 
 
 def landlock(paths: Sequence[str]) -> bool:
-    """Refuse every file that is not under `paths`. Return False if the kernel has no Landlock."""
+    """Forbid access to files outside `paths`. Return False if the kernel has no Landlock."""
     try:
         version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # All rights that this version knows, because the kernel refuses unknown rights.
+    # Handle all rights of this Landlock version, because the kernel refuses unknown rights.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -138,7 +138,7 @@ def landlock(paths: Sequence[str]) -> bool:
 
 
 def guard_reading(paths: Sequence[str]) -> None:
-    """Refuse in Python what Landlock would refuse in the kernel, if Landlock is missing."""
+    """Forbid access to files outside `paths` with an audit hook, if Landlock is missing."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -154,13 +154,13 @@ def guard_reading(paths: Sequence[str]) -> None:
 
 
 def _program(machine: str) -> bytes:
-    """Return the seccomp filter: calls that are not allowed fail with EPERM."""
+    """Return the seccomp filter, which lets all calls that are not allowed fail with EPERM."""
     column, architecture, partly = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Kill calls of another architecture (32-bit on x86_64), because their numbers differ.
+        # Kill calls of another architecture (32-bit on x86_64), because their call numbers differ.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -168,12 +168,12 @@ def _program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # ENOTTY, as for a file that is no terminal, because Python calls ioctl for every open file.
+    # ioctl fails with ENOTTY, as for a regular file, because Python calls it for every open file.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
-    # Open for reading only. Landlock checks the path, because a filter sees only its address.
+    # Allow openat for reading only. Landlock checks the path, because a filter sees its address.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
-        (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # flags
+        (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # the flags of openat
         (ANY_BIT, 0, 1, OPEN_TO_CHANGE),
         (RETURN, 0, 0, REFUSE | errno.EACCES),
         (RETURN, 0, 0, ALLOW),
@@ -181,14 +181,14 @@ def _program(machine: str) -> bytes:
     steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
-    # Two refusals: fcntl's checks end in the first, all other calls jump to the second.
+    # A refused fcntl command ends in the first `refuse`, all other calls jump to the second one.
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
 def seccomp() -> None:
     """Refuse every system call that is not in ALLOWED, irreversibly.
 
-    Raise OSError if the kernel or the container accepts no filter, or MACHINES lacks the machine.
+    Raise OSError if the kernel or container rejects the filter, or MACHINES lacks this machine.
     """
     machine = platform.machine()
     if machine not in MACHINES:
@@ -200,15 +200,15 @@ def seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all layers in an order that works. Raise OSError if the kernel refuses one."""
+    """Apply all layers in an order that works. Raise OSError if the kernel refuses a layer."""
     die_with_parent()
-    offer_to_the_oom_killer()
+    raise_oom_score()
     limit_resources(memory_mb)
-    drop_capabilities()  # sets no_new_privs, without which Landlock and seccomp need root
+    drop_capabilities()  # The next layers need no_new_privs, which this call sets.
     paths = readable(packages)
     landlocked = landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
-    seccomp()  # after Landlock, whose calls it refuses
+    seccomp()  # must follow Landlock, because the filter refuses Landlock's calls
     if not landlocked:
-        guard_reading(paths)  # last, because it disables ctypes, which all other layers use
+        guard_reading(paths)  # must be last, because it disables ctypes for the other layers

@@ -1,9 +1,9 @@
-"""The sandbox's own process: run code as an interactive interpreter would and send its output.
+"""The sandbox's own process, which runs code like an interactive interpreter.
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-An answer carries the ticket of its request. Code that finds the socket can forge an answer, but
-only text of bounded length that the caller treats as output of the code.
+An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
+the caller limits the length of an answer and treats its text as output of the code.
 """
 
 import ast
@@ -21,13 +21,13 @@ from types import CodeType
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message, which is empty or says why the start failed
+READY = bytes(8)  # ticket of the first message, whose text is empty or a start error
 NAME = "<python>"
-MAX_FRAMES = 5  # frames of a traceback that are shown
+MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
 
 class Printed(io.TextIOBase):
-    """Keep the beginning and the end of the output, within `limit` characters."""
+    """An output stream that keeps only its first and its last `limit` / 2 characters."""
 
     def __init__(self, limit: int) -> None:
         self._half = limit // 2
@@ -40,13 +40,13 @@ class Printed(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # not at each write, because slicing copies
+        if len(self._tail) > 2 * self._half:  # Slicing at each write would copy too much text.
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
 
     def text(self) -> str:
-        """Return the output, or both ends of it and how many characters are left out."""
+        """Return the output. A note replaces the middle if the output was too long."""
         tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
         between = f"\n... {missing} characters left out ...\n" if missing else ""
@@ -62,26 +62,26 @@ class Interpreter:
         sys.modules["__main__"] = self._module
 
     def run(self, code: str) -> str:
-        """Return what `code` prints, the value of its last expression, and its exception."""
+        """Run `code`. Return its output, its last expression's value and any traceback."""
         printed = Printed(self._max_output_chars)
         sys.stdout = sys.stderr = printed
         sys.stdin = io.StringIO()
-        # So that a traceback quotes the line although it is in no file.
+        # Store the source, so that a traceback can quote the line although the code is in no file.
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
-            statements, last = _parts(code)
+            statements, last = _compiled(code)
             exec(statements, names)
             value = eval(last, names) if last else None
             if value is not None:
                 printed.write(f"{value!r}\n")
         except BaseException as error:  # noqa: BLE001 (SystemExit included)
-            printed.write(_explain(error))
+            printed.write(_traceback_of(error))
         return printed.text()
 
 
-def _parts(code: str) -> tuple[CodeType, CodeType | None]:
-    """Return the statements, and the expression at the end if there is one."""
+def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
+    """Compile the statements, and separately the expression at the end if there is one."""
     tree = ast.parse(code, NAME)
     last = None
     match tree.body:
@@ -91,33 +91,33 @@ def _parts(code: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, NAME, "exec"), last
 
 
-def _explain(error: BaseException) -> str:
-    """Return the traceback without the frames of this module."""
+def _traceback_of(error: BaseException) -> str:
+    """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # a recursion may have a million
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # deep recursion has many frames
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:
             last.append(trace)
         trace = trace.tb_next
-    if not last:  # the code did not compile
+    if not last:  # The code did not compile.
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_exception(type(error), error, last[0], limit=-MAX_FRAMES))
 
 
 def receive(fd: int, count: int) -> bytes:
-    """Return exactly `count` bytes. End the process if the other side has closed."""
+    """Return exactly `count` bytes. End the process if the other side closed the socket."""
     data = b""
     while len(data) < count:
         part = os.read(fd, count - len(data))
         if not part:
-            os._exit(0)  # skips atexit, where the policy's code may have registered functions
+            os._exit(0)  # skips atexit functions that the policy's code registered
         data += part
     return data
 
 
 def send(fd: int, ticket: bytes, text: str) -> None:
-    """Write one message."""
+    """Send one message with this ticket."""
     content = text.encode(errors="backslashreplace")
     data = HEADER.pack(len(content), ticket) + content
     while data:
@@ -125,7 +125,7 @@ def send(fd: int, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process, then answer until the socket closes. The last argument is JSON."""
+    """Confine this process, then answer requests. The last program argument is JSON options."""
     options = json.loads(sys.argv[-1])
     fd, packages = options["fd"], options["packages"]
     try:
@@ -138,7 +138,7 @@ def main() -> None:
         send(fd, READY, str(error))
         return
     sys.argv = [""]
-    # The policy's code must find Python and its packages, and not this project.
+    # The policy's code may import Python's library and `packages`, but not this project.
     sys.path[:] = [*(path for path in sys.path if path != options["root"]), *packages]
     for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
         del sys.modules[name]

@@ -1,1 +1,1 @@
-"""Environments of the `verifiers` library, both of its generations."""
+"""Support for environments of the `verifiers` library, in its classic API and its v1 API."""

@@ -1,4 +1,4 @@
-"""The common interface of both generations of the `verifiers` library."""
+"""The common interface of the classic API and the v1 API of the `verifiers` library."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,38 +12,38 @@ from envs.verifiers.endpoint import text_of
 
 @dataclass(frozen=True)
 class Row:
-    """One example of the library."""
+    """One example of a `verifiers` environment."""
 
-    messages: list[Message]  # the opening of the conversation
-    data: Any  # the library's own row or task
+    messages: list[Message]  # opening messages of the conversation
+    data: Any  # row or task object of the library
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The library's result of one episode."""
+    """The result of one episode that the library played."""
 
     reward: float
-    rewards: dict[str, float] = field(default_factory=dict)  # named rewards and metrics, unweighted
-    stop_reason: StopReason | None = None  # None: the reason of the policy's last turn
+    rewards: dict[str, float] = field(default_factory=dict)  # unweighted rewards, metrics too
+    stop_reason: StopReason | None = None  # None: the last turn's stop reason applies
 
 
 class Adapter(Protocol):
-    """One loaded environment of either generation of the library."""
+    """A loaded `verifiers` environment, with an interface that both APIs share."""
 
-    max_concurrent: int | None  # episodes at once; None: the sampler's limit alone
+    max_concurrent: int | None  # maximum number of parallel episodes; None: the sampler's limit
     reward_weights: dict[str, float]
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the first `limit` rows, or None if there is no such split."""
+        """Return the first `limit` rows of a split, or None if the split does not exist."""
         ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Play one episode. Raise whatever the environment's code raises."""
+        """Play one episode. Raise any exception of the environment's code."""
         ...
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:
-    """Raise ValueError if a prompt contains anything but text."""
+    """Raise ValueError if a prompt contains anything except text."""
     for message in (message for row in rows for message in row.messages):
         try:
             text_of(message.get("content"))

@@ -1,10 +1,10 @@
-"""The classic API of `verifiers`: an environment with a dataset, a rollout loop and a rubric.
+"""The adapter for the classic API of `verifiers`: a dataset, a rollout loop and a rubric.
 
-The library's rollout asks a `Client` for every turn. PolicyClient asks the policy in training.
+The library requests every turn from a `Client`. PolicyClient gets the turn from the policy.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright mistakes `verifiers` for the folder of this file)
+# (pyright takes this file's folder `verifiers` for the library)
 
 import signal
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 
 
 class ClassicAdapter:
-    """An environment that `load_environment` made."""
+    """The adapter for an environment that `load_environment` returns."""
 
     max_concurrent: int | None = (
-        None  # its rollouts are coroutines, so the sampler's limit is enough
+        None  # The rollouts are coroutines, so the sampler's limit is enough.
     )
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class ClassicAdapter:
         self.reward_weights = {name: float(weight) for name, weight in listed if weight}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the rows of its dataset or of its eval_dataset."""
+        """Return the rows of the environment's training or eval dataset."""
         build = self._env.build_eval_dataset if split == "eval" else self._env.build_dataset
         dataset = build()
         if dataset is None:
@@ -55,12 +55,12 @@ class ClassicAdapter:
         return [Row(_opening(row["prompt"]), row) for row in dataset.select(range(size)).to_list()]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Run one rollout by the library's loop, scored by its rubric."""
+        """Run one rollout with the library's loop, and score it with the library's rubric."""
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # A single turn, or a last turn that was cut off, has the more precise stop reason.
+        # After a single turn or a truncated turn, the turn's own stop reason is more precise.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -70,7 +70,7 @@ class ClassicAdapter:
 
 
 class PolicyClient(OpenAIChatCompletionsClient):
-    """The library's client of chat endpoints, which asks the policy in training instead."""
+    """A chat client of the library that gets every turn from the policy in training."""
 
     async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Message], dict[str, Any]]:
         return [plain_message(message) for message in messages], {}
@@ -90,14 +90,14 @@ class PolicyClient(OpenAIChatCompletionsClient):
         return ChatCompletion.model_validate(completion(spoken))
 
     async def raise_from_native_response(self, response: object) -> None:
-        """Accept every turn, because none of the policy's turns is an error."""
+        """Accept every turn, because a turn of the policy is never an error."""
 
     async def close(self) -> None:
         """Do nothing, because the client holds no connection."""
 
 
 def plain_message(message: Any) -> Message:
-    """Return a message of the library as a plain dict in OpenAI form."""
+    """Convert a message of the library to a plain dict in the format of the OpenAI API."""
     content = message.content
     if isinstance(content, list):
         content = [part if isinstance(part, dict) else part.model_dump() for part in content]
@@ -114,13 +114,13 @@ def plain_message(message: Any) -> Message:
 def _opening(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
-    # Arrow gives each message all keys that any message has.
+    # Arrow adds the keys of all messages to each message, with the value None.
     return [{key: value for key, value in m.items() if value is not None} for m in prompt]
 
 
 @contextmanager
 def _kept_signal_handlers() -> Iterator[None]:
-    """Restore this process's signal handlers, because loading an environment replaces them."""
+    """Restore the signal handlers at the end, because loading an environment replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

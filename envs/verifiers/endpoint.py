@@ -1,8 +1,8 @@
 """A chat endpoint on the loopback interface whose model is the policy in training.
 
-    POST /v1/chat/completions     X-Session-ID says which episode asks
+    POST /v1/chat/completions     the header X-Session-ID identifies the episode
 
-Requests may ask for a stream. A streamed turn comes in one piece.
+A request may ask for a stream. The stream contains the whole turn in one chunk.
 """
 
 import json
@@ -20,21 +20,21 @@ from envs.protocol import ContextFull, Speak, Spoken
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
-_MAX_REQUEST = 1 << 30  # bytes; a conversation may be long
+_MAX_REQUEST = 1 << 30  # maximum request size in bytes, because a conversation may be long
 
 
 @dataclass
 class PolicyEndpoint:
-    """The endpoint; `speakers` maps each session that is being played to its policy."""
+    """A chat endpoint. `speakers` maps the session of each running episode to its policy."""
 
     speakers: dict[str, Speak] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Serve the endpoint and yield its base URL."""
+        """Start the server and yield its base URL."""
         app = web.Application(client_max_size=_MAX_REQUEST)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # Cancel a request whose episode timed out, so that vLLM stops working on it.
+        # Cancel a request whose episode timed out, so that vLLM stops working on the request.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -46,7 +46,7 @@ class PolicyEndpoint:
     async def _answer(self, request: web.Request) -> web.Response:
         speak = self.speakers.get(request.headers.get(SESSION, ""))
         if speak is None:
-            return _refused(409, "no_such_session", "this episode has ended")
+            return _error_response(409, "no_such_session", "this episode has ended")
         body = await request.json()
         try:
             messages = [m | {"content": text_of(m.get("content"))} for m in body["messages"]]
@@ -56,33 +56,33 @@ class PolicyEndpoint:
         try:
             spoken = await speak(messages, tools or None)
         except ContextFull as full:
-            return _refused(400, "context_length_exceeded", str(full))
+            return _error_response(400, "context_length_exceeded", str(full))
         if body.get("stream"):
-            return web.Response(body=_events(spoken), content_type="text/event-stream")
+            return web.Response(body=_stream(spoken), content_type="text/event-stream")
         return web.json_response(completion(spoken))
 
 
 def completion(spoken: Spoken) -> dict[str, Any]:
-    """Return a turn as the answer to a request."""
+    """Return a turn as a chat completion in the format of the OpenAI API."""
     choice = {"index": 0, "message": as_sent(spoken.message), "finish_reason": _reason(spoken)}
-    return _frame("chat.completion", [choice], spoken)
+    return _response("chat.completion", [choice], spoken)
 
 
-def _events(spoken: Spoken) -> bytes:
+def _stream(spoken: Spoken) -> bytes:
     """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
     delta = as_sent(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     content = {"index": 0, "delta": delta, "finish_reason": None}
     ending = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
-    chunks = [_frame("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
-    # Clients join the chunks of one answer by their id.
+    chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
+    # Use one id, because clients join chunks with the same id to one answer.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()
 
 
-def _frame(kind: str, choices: list[dict[str, Any]], spoken: Spoken) -> dict[str, Any]:
+def _response(kind: str, choices: list[dict[str, Any]], spoken: Spoken) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": kind,
@@ -104,7 +104,7 @@ def _reason(spoken: Spoken) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content. Raise ValueError if a piece of it is not text."""
+    """Return the text of a message's content. Raise ValueError if it is not only text."""
     if not isinstance(content, list):
         return content or ""
     kinds = {part["type"] for part in content} - {"text"}
@@ -113,6 +113,6 @@ def text_of(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _refused(status: int, code: str, text: str) -> web.Response:
+def _error_response(status: int, code: str, text: str) -> web.Response:
     error = {"message": text, "type": "invalid_request_error", "code": code}
     return web.json_response({"error": error}, status=status)

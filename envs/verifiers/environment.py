@@ -1,15 +1,15 @@
-"""Environments of the `verifiers` library, of both of its generations, as an Environment.
+"""Environments of the `verifiers` library as an `Environment` of this project.
 
     env.id=owner/name  ->  the installed package  ->  ClassicAdapter | TasksetAdapter
                                                        rows, play, reward weights
 
-The library holds the conversation as it would with any chat endpoint. Each of its requests is one
-turn of the policy (`Environment.play`). So prompts, tools, stop conditions and rewards are those of
-the library, and the run's vLLM samples every token. The library's sampling settings are ignored,
-because the run's sampler has its own.
+The library conducts the conversation as with any chat endpoint. Each request of the library is one
+turn of the policy (`Environment.play`). So prompts, tools, stop conditions and rewards come from
+the library, and the run's vLLM samples every token. The run's sampler replaces the library's
+sampling settings.
 
-`verifiers` 0.1 has the classic API (a module with `load_environment`), 0.4 the tasksets of
-`verifiers.v1`. They cannot be installed together.
+`verifiers` 0.1 has the classic API (a module with `load_environment`). `verifiers` 0.4 has tasksets
+(`verifiers.v1`). The two versions cannot be installed together.
 """
 
 from dataclasses import dataclass, field
@@ -24,13 +24,13 @@ from envs.options import check_at_least
 from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
-_CHECKED_PROMPTS = 64  # of each split, for images; the prompts of an environment are alike
+_CHECKED_PROMPTS = 64  # number of prompts per split that are checked for images
 UNLISTED = "unlisted"  # the library's reward minus the weighted rewards whose weights are known
 
 
 @dataclass(kw_only=True, eq=False)
 class Verifiers(Environment):
-    """One environment of the library. conf/env/verifiers.yaml explains the options."""
+    """An environment of the `verifiers` library. conf/env/verifiers.yaml explains the options."""
 
     holds_conversation = True
 
@@ -44,12 +44,12 @@ class Verifiers(Environment):
         check_at_least(1, num_train=self.num_train)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
-        self.reward_weights = {}  # set when the environment is loaded
+        self.reward_weights = {}  # `_rows` sets these weights when it loads the environment.
 
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
     ) -> None:
-        """Set a system prompt, which replaces that of the library."""
+        """Set a system prompt that replaces the library's system prompt."""
         super().configure(system_prompt=system_prompt)
 
     def examples(self, split: Split) -> list[Example]:
@@ -61,7 +61,7 @@ class Verifiers(Environment):
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the library hold the conversation and score it."""
+        """Let the library conduct and score the conversation."""
         row = self._rows[episode.example.info["split"]][episode.example.id]
         outcome = await self._adapter.play(row, speak)
         episode.memory["outcome"] = outcome
@@ -70,7 +70,7 @@ class Verifiers(Environment):
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return the library's rewards and metrics. Their weighted sum is the library's reward."""
         outcome = episode.memory.get("outcome")
-        if outcome is None:  # the context was full and the library's code ignored it
+        if outcome is None:  # The context was full, and the library's code ignored the error.
             return {}
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
@@ -88,8 +88,8 @@ class Verifiers(Environment):
         train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
-                f"env.id={self.id} has {len(train)} examples, which leaves none to train on "
-                f"beside env.num_eval={own} held out: lower env.num_eval"
+                f"env.id={self.id} has {len(train)} examples, and env.num_eval={own} "
+                "leaves none of them to train on: lower env.num_eval"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
@@ -101,14 +101,14 @@ class Verifiers(Environment):
 
 
 def module_of(env_id: str) -> str:
-    """Return the module of `owner/name@version`."""
+    """Return the module name of an environment id `owner/name@version`."""
     return env_id.rpartition("/")[2].partition("@")[0].replace("-", "_")
 
 
 def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
-    """Load an environment with the installed generation of the library.
+    """Load an environment with the installed version of the library.
 
-    Raise ValueError if the library or the package is missing, or their generations differ.
+    Raise ValueError if the library or the package is missing, or the package needs the other API.
     """
     if find_spec("verifiers") is None:
         raise ValueError(
@@ -122,7 +122,7 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
         raise ValueError(
             f"env.id={env_id}, but there is no module {module}: install the environment's package"
         )
-    # Read the source, because importing an environment of the other generation would raise.
+    # Read the source, because importing an environment of the other API would fail.
     source = Path(known.origin).read_text() if known.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"

@@ -1,11 +1,11 @@
-"""Tasksets and harnesses of `verifiers.v1`: an environment runs episodes against an endpoint.
+"""The adapter for tasksets of `verifiers.v1`, whose harnesses use a chat endpoint.
 
-The harness, often a separate program, asks the endpoint of envs/verifiers/endpoint.py for every
-turn. The trace id in the request identifies the episode.
+The harness, often a separate program, requests every turn from the endpoint in
+envs/verifiers/endpoint.py. The trace id in the request identifies the episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright mistakes `verifiers` for the folder of this file)
+# (pyright takes this file's folder `verifiers` for the library)
 
 import asyncio
 import os
@@ -28,32 +28,32 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 
 class TasksetAdapter:
-    """A taskset with the environment that plays it."""
+    """The adapter for a taskset and the environment that plays the taskset."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """`args` is the environment's configuration, as in the library's own `env` table."""
+        """Load the environment. `args` is its configuration, as in the library's `env` table."""
         self._env = loaders.load_environment(env_config(name, args))
-        # A harness and each of its tool servers are processes, and thirty that start together
-        # take minutes on two cores. They mostly wait for the policy, hence several per core.
+        # Harnesses and tool servers are processes. Thirty need minutes to start on two cores, but
+        # they mostly wait for the policy, so each core gets several episodes.
         self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return its tasks. A taskset has no splits, so the eval split is None."""
+        """Return the taskset's tasks. The eval split is None, because a taskset has no splits."""
         if split == "eval":
             return None
         taskset = self._env.taskset
         if limit is None and not taskset.bounded:
-            raise ValueError("the taskset never ends: say how many tasks to use, env.num_train=...")
+            raise ValueError("the taskset never ends: limit it with env.num_train=...")
         tasks = list(taskset if limit is None else taskset.take(limit))
         if tasks:
             self.reward_weights |= _weights(tasks[0])
         return [Row(_opening(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Run one episode by the library's environment, judged by its task."""
+        """Run one episode with the library's environment. The task scores the episode."""
         sessions: list[str] = []
         full = False
 
@@ -78,12 +78,12 @@ class TasksetAdapter:
         return _outcome(episode, full)
 
     async def _serving(self) -> vf.ModelContext:
-        """Return the context of the agents. Its servers run until the event loop ends."""
+        """Return the context for agents. Start its servers once; they run as long as the loop."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
-            # Keep a reference, because the event loop holds its tasks weakly.
+            # Keep a reference, because the event loop keeps only weak references to tasks.
             self._task = asyncio.create_task(self._serve(self._context))
-        # All episodes await this future, so a cancelled episode must not cancel it.
+        # All episodes await this future, so a cancelled episode must not cancel the future.
         return await asyncio.shield(self._context)
 
     async def _serve(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
@@ -92,7 +92,7 @@ class TasksetAdapter:
                 client = vf.EvalClientConfig(base_url=url, api_key_var="OFFBYONE_NO_KEY")
                 ready.set_result(vf.ModelContext(model=MODEL, client=client))
                 await asyncio.Event().wait()
-        except Exception as error:  # the episodes that wait must get any error of the servers
+        except Exception as error:  # Waiting episodes must get any error of the servers.
             if ready.done():
                 raise
             ready.set_exception(error)
@@ -135,13 +135,13 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the outcome of an episode. If its context was `full`, a failed harness is no error."""
+    """Return the episode's outcome. If the context was `full`, ignore a failed harness."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, and only an environment of one agent can train")
     if not episode.ok and not full:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
-        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "it did not say why"
+        why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error message"
         raise RuntimeError(f"the episode failed: {why}")
     (trace,) = episode.traces
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}

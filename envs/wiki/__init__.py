@@ -1,1 +1,1 @@
-"""wiki-search: pages, the facts that they are made of, ways of finding them."""
+"""The wiki-search environment: its pages, its questions and its search tools."""

@@ -1,11 +1,11 @@
-"""Pages with sections, the questions about them, and the files that both come from.
+"""Pages with sections, questions about the pages, and functions to load both.
 
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
 
-A page may have `content` instead of `sections`: Markdown, one section per heading. Pages and
-questions come from JSON lines, or from a source that the library `datasets` loads: a data set of
-the Hugging Face hub, or a folder.
+A page may have `content` instead of `sections`: Markdown with one section per heading. Pages and
+questions come from a JSON lines file, or from a data set of the Hugging Face hub or a folder that
+the library `datasets` loads.
 """
 
 import re
@@ -16,42 +16,42 @@ from typing import Any
 
 from envs.loading import json_lines, load_rows
 
-INTRODUCTION = "Introduction"  # the section before the first heading of Markdown
+INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
 
 
 @dataclass(frozen=True)
 class Page:
-    """One page."""
+    """One page of the corpus."""
 
     title: str
-    sections: dict[str, str]  # heading -> text, in order
+    sections: dict[str, str]  # text of each section by heading, in the order of the page
 
     @property
     def id(self) -> str:
-        """The title with underscores instead of spaces."""
+        """The id of the page, which is its title with underscores instead of spaces."""
         return self.title.replace(" ", "_")
 
     @property
     def section_ids(self) -> list[str]:
-        """`Page_title:Heading` of each section."""
+        """The ids of all sections, in the form `Page_title:Heading`."""
         return [f"{self.id}:{name.replace(' ', '_')}" for name in self.sections]
 
     @property
     def text(self) -> str:
-        """The whole page as one text, for the index."""
+        """The whole page as one text for the search index."""
         return "\n".join([self.title, *(f"{name}\n{text}" for name, text in self.sections.items())])
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answer.
+    """A question about the corpus, with its answer.
 
     Attributes:
         level: 1: the question names the page. 2: the page must be found by its content. 3: the
-            answer takes two pages. 0: unknown.
+            answer needs two pages. 0: unknown.
         path: (title, heading) of each section that an expert reads, in order; empty: unknown.
-        query: the expert's first search; empty: the first title.
+        query: the expert's first search query; empty: the first title of `path`.
     """
 
     text: str
@@ -64,8 +64,8 @@ class Question:
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
     """Return the pages of a .jsonl file, or of a split of a data set that `datasets` loads.
 
-    `columns` maps the names used here to those of the source. Raise ValueError if the source cannot
-    be read, a row is no page, or two pages have the same title.
+    `columns` maps the field names of this module to column names of the source. Raise ValueError if
+    the source cannot be read, a row is no page, or two pages have the same title.
     """
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
@@ -77,20 +77,20 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Return a record as a page. Raise ValueError, which names `where`, if it is no page."""
+    """Convert a record to a page. Raise ValueError with the place `where` if this fails."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
-        raise ValueError(f"{where}: a page needs a `title`{_has(record)}")
+        raise ValueError(f"{where}: a page needs a `title`{_columns(record)}")
     if isinstance(content, str):
-        sections = dict(_split(content))
+        sections = dict(_sections_of(content))
     if not isinstance(sections, dict) or not sections:
         raise ValueError(
-            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_has(record)}"
+            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_columns(record)}"
         )
     return Page(title, {str(name): str(text) for name, text in sections.items()})
 
 
-def _split(markdown: str) -> Iterator[tuple[str, str]]:
+def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
     heading, lines = INTRODUCTION, list[str]()
     for line in [*markdown.splitlines(), "# end"]:
         if match := HEADING.match(line):
@@ -102,14 +102,14 @@ def _split(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source (`question`, `answer`, optional `level`), as `read_pages`.
+    """Return the questions of a source with the columns question, answer and optional level.
 
     Raise ValueError if the source cannot be read, or a row lacks question or answer.
     """
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
-            raise ValueError(f"{where}: a question needs `question` and `answer`{_has(record)}")
+            raise ValueError(f"{where}: a question needs `question`, `answer`{_columns(record)}")
         level = int(record.get("level") or 0)
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
@@ -118,7 +118,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row with its columns renamed, after its file and line for error messages."""
+    """Yield the place of each row, for error messages, and the row with renamed columns."""
     if source.endswith(".jsonl"):
         rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
     else:
@@ -128,5 +128,5 @@ def _records(
         yield where, row | {name: row[column] for name, column in columns.items() if column in row}
 
 
-def _has(record: dict[str, Any]) -> str:
-    return f", and this row has {', '.join(map(repr, record))}: env.columns says which is which"
+def _columns(record: dict[str, Any]) -> str:
+    return f", but this row has {', '.join(map(repr, record))}: rename columns with env.columns"

@@ -1,10 +1,10 @@
-"""Answer questions by searching a small encyclopedia with tools, over several turns.
+"""Multi-turn environment: the policy answers questions by searching a small encyclopedia.
 
     question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
 
 The shipped corpus has about 400 pages made from tables of facts (envs/wiki/facts.py). Your own
-pages and questions are JSONL files or data sets (envs/wiki/corpus.py). The held-out questions are
-about pages that no training question is about.
+pages and questions are JSONL files or data sets (envs/wiki/corpus.py). Training questions and
+held-out questions are about different pages.
 """
 
 import zlib
@@ -32,7 +32,7 @@ GIVEN_UP = "I do not know."
 
 @dataclass(kw_only=True, eq=False)
 class WikiSearch(Environment):
-    """Questions over a corpus, tools to search it."""
+    """The environment of questions about a corpus, with tools to search the corpus."""
 
     name = "wiki-search"
 
@@ -55,16 +55,16 @@ class WikiSearch(Environment):
         if (corpus is None) != (questions is None):
             raise ValueError(
                 f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
-                "leave both null for the one that ships"
+                "set both to null for the shipped corpus"
             )
         for option, name in (("corpus", corpus), ("questions", questions)):
-            # A name without this ending may be a data set of the hub.
+            # A name without .jsonl may be a data set of the hub.
             if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
                 raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
         if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
-                f"columns names {sorted(unknown)}: it maps {', '.join(COLUMNS)} to what your data "
-                "call them"
+                f"columns names {sorted(unknown)}: map only {', '.join(COLUMNS)} to the names "
+                "of your columns"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
@@ -75,7 +75,7 @@ class WikiSearch(Environment):
         checked_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
-        _ = self._index  # read the pages now, so that an error comes before the first episode
+        _ = self._index  # Read the pages now, so that an error comes before the first episode.
         return [
             Example(
                 id=number,
@@ -90,7 +90,7 @@ class WikiSearch(Environment):
             for number, question in enumerate(self._splits[split])
         ]
 
-    @property  # the corpus is loaded when it is needed
+    @property  # A property, so that the corpus is loaded only when it is needed.
     def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> list[Callable[..., Any]]:
@@ -99,7 +99,7 @@ class WikiSearch(Environment):
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
         """Return exact (0 or 1), f1 and, with a judge, the judge's score of the last message.
 
-        found is given per turn: the share of the answer's pages that the turn's search found.
+        `found` has one value per turn: the share of the answer's pages that its search found.
         """
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)
@@ -112,10 +112,10 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an expert's conversations about made-up pages, without end.
+        """Yield an endless stream of expert conversations about made-up pages.
 
-        A share `giving_up` of them ends after the search, so that reinforcement can improve on the
-        imitated expert.
+        A share `giving_up` of the conversations ends after the search without an answer, so that
+        reinforcement learning can improve on the imitated expert.
         """
         while True:
             pages, questions = made_up(rng)
@@ -126,7 +126,7 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self.giving_up and rng.random() < self.giving_up:
-                    # The first three messages are question, call and result.
+                    # The first three messages are the question, the tool call and its result.
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
@@ -145,7 +145,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """Questions by split. All questions about one page are in the same split."""
+        """The questions by split. All questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self.levels:
@@ -153,7 +153,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # By checksum and not by hash(), so that every process holds out the same pages.
+        # Use a checksum instead of hash(), so that every process holds out the same pages.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:
@@ -168,7 +168,7 @@ def expert(question: Question, index: WikiIndex) -> list[Message] | None:
     """Return a conversation that finds the answer, or None if the search does not find the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
-    if question.level != 2:  # at level 2 the title of the page is the answer
+    if question.level != 2:  # At level 2, the answer is the title of the page.
         for title, heading in question.path:
             page = title.replace(" ", "_")
             turns.append(("view_sections", "page_id", page))

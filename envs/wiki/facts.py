@@ -1,10 +1,10 @@
 """The pages and questions that ship with wiki-search, made from the tables in envs/wiki/data.
 
-    countries.csv -> a page for each country and one for its capital      elements.csv -> one each
+    countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
-Every sentence is made from one cell of a table. A cell is empty if there is no single answer.
-`made_up` builds such pages about entities that do not exist, for demonstrations. A policy that
-imitates an expert on the real pages would memorise them instead of learning to search.
+Every sentence states one cell of a table. A cell is empty if there is no single answer. `made_up`
+builds pages about entities that do not exist, for demonstrations. A policy that imitates an expert
+on the real pages would memorise these pages instead of learning to search.
 """
 
 import csv
@@ -18,19 +18,19 @@ from string import ascii_lowercase, ascii_uppercase
 
 from envs.wiki.corpus import Page, Question
 
-Row = Mapping[str, str]  # column -> cell
-FRESH_ROWS = 4  # countries, and elements, of a made-up corpus
+Row = Mapping[str, str]  # text of each cell by column
+NUM_INVENTED_ROWS = 4  # number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
 INVENTED = ("country", "capital", "currency", "language", "element")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """How a page states one column of the table."""
+    """The sentence with which a page states one column of a table."""
 
     section: str
-    sentence: str  # {title} and {value}
-    unique: bool = False  # True if the value identifies the page, so that questions can use it
+    sentence: str  # template with {title} and {value}
+    unique: bool = False  # True if the value identifies the page, so that a question can quote it
 
 
 FACTS = {
@@ -62,24 +62,24 @@ TABLES = {"country": "countries", "element": "elements"}
 
 
 def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
-    """Return a small corpus of entities that do not exist, and all questions about it."""
+    """Return the pages of a few entities that do not exist, and all questions about them."""
     tables: dict[str, list[Row]] = {}
     for kind, table in TABLES.items():
         real = _read(f"{table}.csv")
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
-        rows = [_invent(kind, columns, rng) for _ in range(FRESH_ROWS)]
+        rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
-    names = Counter(name for rows in tables.values() for row in rows for name in _names(row))
-    # Two equal names would be two pages of one title, or a question with two answers.
+    names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
+    # Drop repeated names, because titles must differ and each question must have one answer.
     fresh = {
-        kind: [row for row in rows if all(names[name] == 1 for name in _names(row))]
+        kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
     }
     return _pages(fresh), _questions(fresh)
 
 
-def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
-    """Return a row about an entity that does not exist: new names, new or real values."""
+def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
+    """Return a table row for an entity that does not exist, with random cells and new names."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
         if column in row:
@@ -90,13 +90,13 @@ def _invent(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
     return row | {"symbol": symbol, "number": str(rng.randrange(1, 100))}
 
 
-def _names(row: Row) -> list[str]:
-    """Return the names of a row that are titles of pages."""
+def _titles(row: Row) -> list[str]:
+    """Return the cells of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
 
 def invent_name(known: tuple[str, ...], rng: Random) -> str:
-    """Return a new name that looks like the `known` names, by a Markov chain over letters."""
+    """Return a new name that resembles the `known` names, from a Markov chain of letters."""
     chain = _chain(known)
     while True:
         name = ""
@@ -109,7 +109,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the letters that follow each pair of letters; a line break ends a name."""
+    """Return the letters that follow each pair of letters. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):
@@ -134,11 +134,11 @@ def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
 
 
 def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
-    return [q for kind, rows in tables.items() for row in rows for q in _about(kind, row)]
+    return [q for kind, rows in tables.items() for row in rows for q in _questions_about(kind, row)]
 
 
-def _about(kind: str, row: Row) -> Iterator[Question]:
-    """Yield questions of level 1 (the page is named), 2 (it must be found), 3 (two pages)."""
+def _questions_about(kind: str, row: Row) -> Iterator[Question]:
+    """Yield questions of level 1 (names the page), 2 (asks for the page), 3 (needs two pages)."""
     title = row[kind]
     for column, fact in FACTS[kind].items():
         value = row[column]

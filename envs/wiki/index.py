@@ -1,4 +1,4 @@
-"""The tools over a corpus (search by BM25, list sections, read one), and the reward `found`."""
+"""The tools of a corpus (BM25 search, section lists, sections) and the reward `found`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ _WORD = re.compile(r"\w+")
 
 
 class WikiIndex:
-    """Pages that can be searched and read; bound methods are tools."""
+    """An index to search and read pages. Its bound methods are the policy's tools."""
 
     def __init__(self, pages: list[Page], num_results: int) -> None:
-        """Build the index. The ids of the pages differ; a search lists at most `num_results`."""
+        """Build the index. Page ids must differ. A search lists at most `num_results` pages."""
         self._pages = {page.id: page for page in pages}
         self._ids = list(self._pages)
         self._sections = {
@@ -27,7 +27,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # The title counts twice, so that a page comes before pages that only mention it.
+        # Count the title twice, so that a page ranks above pages that only mention its title.
         texts = [_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)
@@ -52,7 +52,7 @@ class WikiIndex:
             page_id: a page id, as search_pages returns it.
         """
         if page_id not in self._pages:
-            raise ToolError(f"there is no page {page_id!r}{_near(page_id, self._ids)}")
+            raise ToolError(f"there is no page {page_id!r}{_suggestion(page_id, self._ids)}")
         return "\n".join(self._pages[page_id].section_ids)
 
     def read_section(self, section_id: str) -> str:
@@ -62,7 +62,7 @@ class WikiIndex:
             section_id: a section id, as view_sections returns it.
         """
         if section_id not in self._sections:
-            hint = _near(section_id, list(self._sections))
+            hint = _suggestion(section_id, list(self._sections))
             raise ToolError(f"there is no section {section_id!r}{hint}")
         return self._sections[section_id]
 
@@ -71,7 +71,7 @@ def _words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text.replace("_", " "))]
 
 
-def _near(word: str, known: list[str]) -> str:
+def _suggestion(word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"
 
@@ -79,8 +79,8 @@ def _near(word: str, known: list[str]) -> str:
 def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[float]:
     """Return for each turn of the policy the share of the wanted pages that its searches found.
 
-    A page counts once, for the first turn whose search listed it. So all turns together earn at
-    most 1, and a repeated search earns nothing.
+    A page counts once, for the first turn whose search listed the page. So all turns together
+    earn at most 1, and a repeated search earns nothing.
 
     Args:
         messages: the conversation, from its first to its last turn.
@@ -96,12 +96,12 @@ def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
 
 
 def _searches(messages: Sequence[Message]) -> Iterator[set[str]]:
-    """Yield the page ids that the searches of each turn listed."""
+    """Yield for each turn the set of page ids that its searches listed."""
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         calls = message.get("tool_calls") or []
-        answers = messages[i + 1 : i + 1 + len(calls)]  # in order; missing if the episode ended
+        answers = messages[i + 1 : i + 1 + len(calls)]  # fewer than `calls` if the episode ended
         yield {
             page
             for call, answer in zip(calls, answers, strict=False)

@@ -1,1 +1,1 @@
-"""Hydra in, plain configuration out, errors in a sentence."""
+"""The command line: compose configurations with Hydra, and explain errors in one sentence."""

@@ -1,7 +1,7 @@
-"""Explain Hydra's exceptions in one sentence each, with the name that was probably meant.
+"""Explain each exception of Hydra in one sentence, and suggest the name that was probably meant.
 
-Hydra reports the first key or choice that does not exist. The suggestions come from the
-configuration composed without the other arguments.
+Hydra reports only the first unknown key or choice. The suggestions are keys of the configuration
+that is composed with the group choices of the command line and no other arguments.
 """
 
 import re
@@ -24,9 +24,9 @@ CONF = Path(__file__).parents[2] / "conf"
 def explain(
     error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
-    """Return the explanation of an exception of Hydra about these arguments.
+    """Return a ConfigError that explains an exception of Hydra. `arguments` is the command line.
 
-    `primary` is the configuration in conf/. `added` are keys of the program, written with a plus.
+    `primary` names the main file in conf/. `added` are keys that users must write with a plus.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -45,29 +45,29 @@ def explain(
 
 
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
-    """Return the explanation of a key that the chosen files do not have."""
+    """Return an error message for a key that the chosen files do not define."""
     if key in RENAMED:
         return f"there is no key {key}: renamed to {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
         return f"{key} is not a key of the configuration yet: write +{key}=..."
     known = known_keys(arguments, primary)
     group, _, name = key.rpartition(".")
-    beside = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
-    beside = [name for name in beside if "." not in name and name != "_target_"]
-    if beside:
-        hint = did_you_mean(name, beside).replace(" mean ", f" mean {group}.")
-        return f"there is no key {key}{hint or f': {group} has ' + ', '.join(beside)}"
+    siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
+    siblings = [name for name in siblings if "." not in name and name != "_target_"]
+    if siblings:
+        hint = did_you_mean(name, siblings).replace(" mean ", f" mean {group}.")
+        return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
     hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
     return f"there is no key {key}{hint}"
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Return every dotted key and group of the configuration with the given choices."""
+    """Return all dotted keys and all groups of the configuration that the arguments select."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
             config = compose(primary, choices)
-        except (HydraException, OmegaConfBaseException):  # a choice is wrong or the user's own
+        except (HydraException, OmegaConfBaseException):  # a choice is unknown, or not in conf/
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]

@@ -1,8 +1,8 @@
-"""From the command line to plain configurations, and from errors to a few clear lines.
+"""Compose plain configurations from the command line with Hydra, and print errors in a few lines.
 
-Hydra composes. Modules below this one see neither Hydra nor a DictConfig. Errors are printed
-without a traceback. Exit status 2: configuration, 1: the run failed, 130: Ctrl-C.
-HYDRA_FULL_ERROR=1 shows Hydra's own tracebacks.
+The code of a run receives plain dicts, never a DictConfig. Errors are printed without a traceback.
+HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a wrong configuration,
+1 for a failed run, 130 for Ctrl-C.
 """
 
 import os
@@ -28,7 +28,7 @@ from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
-from rl.runtime.stop_request import AT_ONCE, Stopped
+from rl.runtime.stop_request import EXIT_UNSAVED, Stopped
 from rl.runtime.sweep_folder import sweep_of_this_process
 from rl.runtime.text import strip_escapes
 
@@ -36,14 +36,14 @@ REPO = Path(__file__).parents[2]
 
 
 def _shipped(path: str) -> str:
-    """Return a path of a shipped YAML file: as written if it exists, else beside conf/."""
+    """Return the path of a shipped file: `path` itself if it exists, else below the repository."""
     return path if Path(path).exists() else str(REPO / path)
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return a length, or the shorter one that the model in the folder `path` was built for.
+    """Return `length`, or the maximum length of the model in the folder `path` if that is shorter.
 
-    A model on the hub is not asked, because configurations are composed offline.
+    Configurations are composed offline, so the maximum length of a model on the hub is unknown.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -52,9 +52,9 @@ def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
 OmegaConf.register_new_resolver("shipped", _shipped, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
-FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, AT_ONCE
-# Hydra's own keys that a single run ignores.
-_OF_A_SWEEP = (
+FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
+# Prefixes of Hydra's overrides that only a sweep uses.
+_SWEEP_PREFIXES = (
     "hydra.mode=",
     *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
 )
@@ -62,26 +62,26 @@ _OF_A_SWEEP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One run as requested on the command line."""
+    """The configuration and the command line of one run."""
 
-    config: dict[str, Any]  # resolved
-    overrides: list[str]  # as written; in a sweep, those of this run
-    choices: dict[str, str]  # group: the file that was chosen
-    command: list[str]  # the command line before them, as written
+    config: dict[str, Any]  # all interpolations are resolved
+    overrides: list[str]  # the overrides of this run, as the user wrote them
+    choices: dict[str, str]  # the chosen file of each config group
+    command: list[str]  # the command line before the overrides
 
 
 def compose(name: str) -> dict[str, Any]:
-    """Return another configuration of conf/ without the overrides of the command line.
+    """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    It works inside a task. `${hydra:runtime.choices.loss}` then is the loss of this composition.
+    It can be called inside a task. `${hydra:...}` then refers to the returned configuration.
     """
     return composed(HydraConfig.get(), [], name)
 
 
 def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Return a configuration with these overrides.
+    """Return the configuration `name` with these overrides.
 
-    `name` is that of the configuration; None means the one of Hydra's node `chosen`.
+    `chosen` is the `hydra` node of a composed configuration, whose name is the default of `name`.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
@@ -90,7 +90,7 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
 
 
 def _choices(chosen: Any) -> dict[str, str]:
-    """Return which file of each group Hydra's node `chosen` has."""
+    """Return the chosen file of each config group, from Hydra's node `chosen`."""
     return {
         group: choice
         for group, choice in chosen.runtime.choices.items()
@@ -100,8 +100,8 @@ def _choices(chosen: Any) -> dict[str, str]:
 
 @contextmanager
 def _as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Let `${hydra:...}` read this composition while the block runs."""
-    # Hydra's resolver reads this singleton for every composition.
+    """Make `${hydra:...}` refer to `config` while the block runs."""
+    # The resolver of `${hydra:...}` always reads this singleton.
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)
@@ -112,7 +112,7 @@ def _as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return all keys except Hydra's own, interpolations replaced; ConfigError if one fails."""
+    """Return all keys except Hydra's own with resolved interpolations, or raise ConfigError."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -124,7 +124,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Turn a function of a Job into what hydra.main takes. Stands below @hydra.main."""
+    """Decorate a function of a Job so that @hydra.main accepts it. Place it below @hydra.main."""
 
     @wraps(function)
     def run(config: DictConfig) -> float | None:
@@ -148,7 +148,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             )
             return function(job)
 
-        # Runs of a sweep without records may start in the same second, so they need numbers.
+        # Unrecorded jobs may start in the same second, so run_name includes the job number.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
@@ -168,46 +168,46 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
 
 
 def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
-    """Do a run; print in a few lines why it cannot be done."""
+    """Start a run and return its result. Print expected errors without a traceback."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
         problems = error if isinstance(error, ConfigError) else ConfigError([str(error)])
         stop("this run cannot start", problems, BAD_CONFIG)
-    except OutOfTime as error:  # the supervisor has printed it
+    except OutOfTime as error:  # the supervisor has already printed this error
         if not in_sweep:
             raise SystemExit(0) from error
-        raise  # the next run of the sweep has its own max_time
+        raise  # Hydra starts the next run, which has its own max_time
     except RunFailed as error:
         if not in_sweep:
             stop("the run failed", error, FAILED)
-        _say("the run failed", error)
-        raise  # Hydra records it and starts the next run of the sweep
+        _print_error("the run failed", error)
+        raise  # Hydra records the error and starts the next run of the sweep
     except Exception as error:
         traceback.print_exc()
         raise SystemExit(FAILED) from error
 
 
 def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
-    """Return the command line that starts one run, without its overrides.
+    """Return the command line that starts one run, without the run's overrides.
 
-    `typed` is the whole command line, `arguments` its words from the program's name on, and `hydra`
-    the overrides of Hydra's own keys.
+    `typed` is sys.orig_argv, `arguments` is sys.argv, `hydra` are the overrides of Hydra's own
+    keys.
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith(_OF_A_SWEEP)]
-    # The file of a sweep sets the mode MULTIRUN, but this command starts a single run.
+    own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
+    # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
     return [*start, *chosen, *mode, *own]
 
 
 def options_first(arguments: list[str]) -> list[str]:
-    """Return the arguments with all overrides at the end: Hydra wants them in one place."""
+    """Return the arguments with all overrides at the end, because Hydra requires them together."""
     overrides = get_args_parser().parse_intermixed_args(arguments).overrides
     rest = list(arguments)
     for override in overrides:
@@ -216,19 +216,19 @@ def options_first(arguments: list[str]) -> list[str]:
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
-    """Call what @hydra.main made; print in a few lines what Hydra itself found wrong.
+    """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
 
-    `primary` is its configuration in conf/; `added` are further keys, each written with a plus.
+    `primary` names the main file in conf/. `added` are keys that users must write with a plus.
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # then Hydra raises instead of printing
-    sys.path.append(os.getcwd())  # for a user's modules; `python -m` children search it, too
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them
+    sys.path.append(os.getcwd())  # import the user's modules from here, as `python -m` does
     sys.argv[1:] = options_first(sys.argv[1:])
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for one, has closed its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # stdout is flushed at exit
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED
@@ -236,18 +236,18 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
             print("\ninterrupted", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except RunFailed:
-        sys.exit(FAILED)  # of a sweep, which printed the failure when it happened
+        sys.exit(FAILED)  # the run of the sweep has already printed its failure
     except Exception as error:
         if wants_traceback:
             raise
         stop("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
-def _say(title: str, error: Exception) -> None:
+def _print_error(title: str, error: Exception) -> None:
     print(f"{title}:\n{strip_escapes(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def stop(title: str, error: Exception, status: int) -> NoReturn:
-    """Print an error and exit."""
-    _say(title, error)
+    """Print an error and exit with `status`."""
+    _print_error(title, error)
     raise SystemExit(status) from error

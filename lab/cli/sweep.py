@@ -1,4 +1,4 @@
-"""The start of a sweep: check every job, open its folder, print the changes of its jobs."""
+"""Hydra callbacks that start a sweep: check every job, open the folder, print state changes."""
 
 import atexit
 import os
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from lab.cli.hydra_errors import explain
 from lab.cli.launch import BAD_CONFIG, command_of, composed, stop
 from lab.sweeps.job import is_done
-from lab.sweeps.overview import printing_changes, what_is_left, what_will_be_done
+from lab.sweeps.overview import printing_changes, start_message, unfinished_message
 from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
@@ -39,22 +39,22 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import relative_path
 
-# A global, because Hydra pickles its callbacks for the launcher's processes.
-_OPEN = ExitStack()
+# A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
+_RESOURCES = ExitStack()
 _DIR = "hydra.sweep.dir="
-_SEED = re.compile(r"seed=\d+")  # jobs that differ only here need a single check
+_SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
 Settings = dict[str, Any]
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 class SweepCheck(Callback):
-    """Hydra callback that checks every run of a sweep before the first one starts."""
+    """Hydra callback that checks every run of a sweep before the first run starts."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Exit with every problem, and the number of runs that have it."""
+        """Check all jobs. Print each problem with the number of its jobs, and exit."""
         jobs = jobs_of(config)
-        before = _runs_before(config)
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # composing is slow: once for all seeds
+        before = _earlier_runs(config)
+        alike: dict[tuple[str, ...], list[list[str]]] = {}  # jobs that differ only in the seed
         for job in jobs:
             alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
         where: dict[str, list[str]] = {}
@@ -62,14 +62,14 @@ class SweepCheck(Callback):
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
             problems, settings = _problems_of(config, first, before.get(identity(first)))
-            _note(where, problems, same)
+            _add_problems(where, problems, same)
             checked += [(same, settings)] if settings else []
         with DryCall([settings for _, settings in checked]) as dry_call:
             for number, (same, _) in enumerate(checked):
                 try:
                     dry_call.learned(number)
                 except ConfigError as error:
-                    _note(where, error.problems, same)
+                    _add_problems(where, error.problems, same)
         if where:
             problems = [
                 f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
@@ -78,7 +78,9 @@ class SweepCheck(Callback):
             stop("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
 
 
-def _note(where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]) -> None:
+def _add_problems(
+    where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]
+) -> None:
     for problem in problems:
         where.setdefault(problem, []).extend(" ".join(job) for job in same)
 
@@ -86,9 +88,9 @@ def _note(where: dict[str, list[str]], problems: Sequence[str], same: Sequence[l
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return what is wrong with one run of a sweep, or its settings.
+    """Return the problems of one job, and its settings if the check passed.
 
-    `before` is what it has left, if it was begun.
+    `before` is the folder of the job's earlier run, or None if the job never started.
     """
     try:
         settings = composed(config.hydra, overrides)
@@ -100,8 +102,8 @@ def _problems_of(
     return list(changes(settings, before.config)) if before else [], settings
 
 
-def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return the runs that the sweep has begun before, by the identity of their jobs."""
+def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
+    """Return the folders of this sweep's earlier runs by the identity of their jobs."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -112,7 +114,7 @@ def _runs_before(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
 
 
 def jobs_of(config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each run; none for a sweeper that chooses them as it goes."""
+    """Return the overrides of each job, or [] if the sweeper chooses its jobs step by step."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -128,21 +130,21 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
 
 
 class SweepStart(Callback):
-    """Hydra callback that opens or continues a sweep's folder and reports parallel jobs."""
+    """Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Record the jobs and their slots, and print the command that continues the sweep."""
+        """Record the jobs and their slots, and print the command that resumes the sweep."""
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
-        if folder.exists() and not is_named:  # another sweep began in the same second
+        if folder.exists() and not is_named:  # another sweep started in the same second
             folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         try:
             slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
-            _OPEN.enter_context(locked(RunFolder(folder)))
+            _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
             stop("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # ${now:...} may differ in the jobs
+            config.hydra.sweep.dir = str(folder)  # jobs would resolve ${now:...} to another time
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
@@ -150,30 +152,30 @@ class SweepStart(Callback):
             "question": sweep.read_info().get("question") or question_of(config),
             "command": again,
             "config_name": config.hydra.job.config_name,
-            "started": time.time(),  # of the latest start
-            # Of the latest start; empty for a search, which chooses its jobs later.
-            "jobs": _claimed(sweep, jobs_of(config)),
+            "started": time.time(),  # time of the latest start or resume
+            # Numbers of the jobs of this start, empty if the sweeper chooses its jobs later.
+            "jobs": _job_numbers(sweep, jobs_of(config)),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
-        _say(what_will_be_done(sweep, again))
+        _print_text(start_message(sweep, again))
         # Hydra does not call on_multirun_end after a failed job or an interrupt.
         atexit.register(self.on_multirun_end, config)
-        _OPEN.callback(lambda: _say(what_is_left(sweep, again)))
+        _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:
             _prepare_for_parallel_jobs(slots)
-            _OPEN.enter_context(printing_changes(sweep))
+            _RESOURCES.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Restore the terminal and print what is left to do."""
+        """Release the sweep's folder and print how many jobs are unfinished."""
         atexit.unregister(self.on_multirun_end)
-        _OPEN.close()
+        _RESOURCES.close()
 
 
-def _claimed(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
-    """Return the numbers of the jobs, and mark unfinished jobs as waiting."""
+def _job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+    """Return the recorded number of each job, and mark unfinished jobs as waiting."""
     numbers = []
     for job in jobs:
         number, record = sweep.claim(job)
@@ -185,7 +187,7 @@ def _claimed(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
 
 
 def question_of(config: DictConfig) -> str | None:
-    """Return the first line of the primary configuration if it is a comment with a question."""
+    """Return the first line of the sweep's file if it is a comment that ends with "?"."""
     name = f"{str(config.hydra.job.config_name).removesuffix('.yaml')}.yaml"
     for source in config.hydra.runtime.config_sources:
         path = Path(source.path, name)
@@ -196,24 +198,25 @@ def question_of(config: DictConfig) -> str | None:
 
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
-    """Return the command line of a sweep as typed, with its folder among the overrides."""
+    """Return the typed command line of a sweep, with the sweep's folder as an override."""
     line = [item for item in typed if not item.startswith(_DIR)]
-    # Hydra's parser wants all overrides together, with flags before or after them.
+    # Hydra's parser requires that all overrides stand together, so insert after the last override.
     places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
     line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")
     return shlex.join(line)
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
-    # joblib would count the cores of the whole machine. A value that is set already has priority.
+    # joblib would set OMP_NUM_THREADS from all cores of the machine. A user's value has priority.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # The launcher waits in this process and ends its workers on a KeyboardInterrupt.
+    # The launcher ends its workers only on KeyboardInterrupt, so these signals raise that
+    # exception.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
 
 
-def _say(text: str) -> None:
+def _print_text(text: str) -> None:
     if text:
         print(text, flush=True)  # noqa: T201

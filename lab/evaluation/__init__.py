@@ -1,1 +1,1 @@
-"""evaluate.py: play a policy on held-out examples, without training."""
+"""The code of evaluate.py: evaluate a policy on held-out examples without training it."""

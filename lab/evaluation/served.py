@@ -1,6 +1,6 @@
-"""A policy that is played and not trained: its folder, its vLLM, and its chat. No torch.
+"""Serve a policy that is sampled but not trained. This module does not import torch.
 
-An evaluation and a prompt search (lab/prompts) both start with `prepared_settings` and
+Evaluations and prompt searches (lab/prompts) both start with `prepared_settings` and
 `locked_run_folder`.
 """
 
@@ -31,7 +31,7 @@ from rl.runtime.lock import ensure_free, locked
 from rl.runtime.stop_request import stopped_by_signals
 from rl.sampling.chat import ChatSetting
 
-_VERSION = 0  # of the weights; they never change
+_VERSION = 0  # policy version, constant because the weights never change
 _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
@@ -39,17 +39,16 @@ def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, A
     """Return the checked settings, adapted to the devices of this machine.
 
     Raises:
-        ConfigError: the configuration cannot work.
-
+        ConfigError: the configuration is not valid.
     """
     folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
-    ensure_free(RunFolder(folder))  # first, because the checks are slower
+    ensure_free(RunFolder(folder))  # check the folder first, because the other checks are slower
     settings = check(config)
     if settings.inference is not None:
         suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=InferenceNode.of(suited))
     construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
-    raise_open_files()  # every rollout in flight needs a connection
+    raise_open_files()  # raise the limit, because each concurrent rollout needs a connection
     return settings
 
 
@@ -57,30 +56,31 @@ def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, A
 def locked_run_folder(
     settings: PlayedPolicy, problems: Callable[[Mapping[str, Any]], Iterator[str]]
 ) -> Iterator[RunFolder]:
-    """Lock the folder while the block lasts. ConfigError if it holds a run by now."""
+    """Lock the run folder while the block runs. Raise ConfigError if it already holds a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
-        if found := list(problems(settings.plain())):  # another process took the folder
+        if found := list(problems(settings.plain())):  # another process used the folder meanwhile
             raise ConfigError(found)
         yield run_folder
 
 
 def record_start(run_folder: RunFolder, settings: PlayedPolicy, **record: Any) -> None:
-    """Write config.yaml and overrides.yaml."""
+    """Write the settings to config.yaml and `record` to overrides.yaml."""
     settings.save(run_folder.config)
     run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
 
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Turn errors that have a message for the user into RunFailed, except ConfigError."""
+    """Raise each ValueError of the block as RunFailed, except ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
         cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):  # raised by tasks that played
+        # concurrent rollouts raise their errors in groups
+        while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         if isinstance(cause, RunFailed | ValueError):
             raise RunFailed(str(cause)) from cause
@@ -89,7 +89,7 @@ def as_run_failures() -> Iterator[None]:
 
 @contextmanager
 def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console) -> Iterator[None]:
-    """Download or build the model and serve it while the block lasts, if no other server has it."""
+    """Serve the policy with vLLM while the block runs, unless an external server provides it."""
     if policy.model is None:
         yield
         return
@@ -112,12 +112,12 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console
     with serving(server, run_folder, served) as vllm:
         if adapter is not None:
             vllm.load_adapter(SERVED_AS[True], adapter)
-        vllm.set_version(_VERSION)  # as a push would
+        vllm.set_version(_VERSION)  # in training, each weight push sets the version
         yield
 
 
 def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) -> ChatSetting:
-    """Return the setting of a client that asks this policy."""
+    """Return the settings with which a client requests completions from this policy."""
     return ChatSetting(
         sampler=build(policy.sampler)(),
         max_seq_len=policy.max_seq_len,

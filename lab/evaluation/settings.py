@@ -1,7 +1,7 @@
 """The configuration of an evaluation (conf/evaluate.yaml) and the rules between its keys.
 
 `PlayedPolicy` and `checked_as` are shared with the prompt search (lab/prompts/settings.py), which
-plays a policy without training it, too.
+also samples a policy without training it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ P = TypeVar("P", bound="PlayedPolicy")
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedPolicy(Settings):
-    """A policy, its server, and its environment."""
+    """The settings of a policy that is sampled but not trained, with its server and environment."""
 
     TYPED: ClassVar[Config] = {
         "model": ModelNode,
@@ -43,9 +43,9 @@ class PlayedPolicy(Settings):
         "inference": InferenceNode,
     }
 
-    seed: NonNegativeInt  # of vLLM's sampling
+    seed: NonNegativeInt  # seed of vLLM's sampling
     max_seq_len: Annotated[int, Meta(ge=2)]
-    model: ModelNode | None  # None: another server has it
+    model: ModelNode | None  # None if an external server provides the model
     adapter_path: str | None
     env: Node
     sampler: SamplerNode
@@ -57,7 +57,7 @@ class PlayedPolicy(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PlayedPolicy):
-    """The top level of conf/evaluate.yaml, resolved. Values are explained there."""
+    """The settings of an evaluation. conf/evaluate.yaml explains them."""
 
     num_examples: PositiveInt
     rollouts_per_example: PositiveInt
@@ -66,12 +66,12 @@ class Evaluation(PlayedPolicy):
 
 
 def checked(config: Config) -> Evaluation:
-    """Return the evaluation that a configuration describes. ConfigError if it cannot work."""
+    """Return the settings of an evaluation, or raise ConfigError if they break a rule."""
     return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems)
 
 
 def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
-    """Return the settings in a configuration. ConfigError if they break a rule."""
+    """Return the configuration as settings of class `kind`, or raise ConfigError."""
     rules = (*POLICY_RULES, folder_problems)
 
     def problems(config: Config) -> list[str]:
@@ -84,8 +84,8 @@ def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
 def of_played_policy(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
-    With client=messages another server has the model, so `model` and `inference` become null. The
-    folder of a LoRA adapter in `model.path` is replaced by its base model and `adapter_path`.
+    With client=messages, an external server provides the model, so `model` and `inference` become
+    null. If `model.path` is a LoRA adapter, it becomes `adapter_path`, and its base `model.path`.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")
@@ -97,15 +97,15 @@ def of_played_policy(config: Config) -> Config:
 
 
 def _needs_vllm(client: Config) -> bool:
-    """Return True if a client asks a vLLM that this program starts."""
+    """Return True if the client sends its requests to a vLLM that this program starts."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
-    except LookupError:  # `check` reports it
+    except LookupError:  # `check` reports a wrong _target_
         return True
 
 
 def _policy(config: Config) -> Iterator[str]:
-    """Yield a problem unless a trained policy is sampled from one vLLM or another server."""
+    """Yield a problem for each setting that does not suit the evaluation of a trained policy."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
         yield f"an evaluation plays the policy, but {sampler} samples none: use sampler=async"
@@ -128,7 +128,7 @@ def _policy(config: Config) -> Iterator[str]:
 
 
 def evaluation_folder_problems(config: Config) -> Iterator[str]:
-    """Yield a problem if the folder holds a run already."""
+    """Yield a problem if the run's name is not valid or its folder already holds a run."""
     name, parent = config["run_name"], Path(config["output_dir"])
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is not a name for a folder below output_dir={parent}'

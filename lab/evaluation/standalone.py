@@ -1,4 +1,4 @@
-"""A whole evaluation: start vLLM if this program serves the model, play, write the files. No torch.
+"""Run an evaluation: start vLLM if necessary, sample rollouts, write the files. No torch.
 
 outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
 """
@@ -33,16 +33,15 @@ from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 from rl.terminal.progress import Progress
 
-_LONGEST_EXPECTED = 500  # characters of the right answer in rollouts.jsonl
+_LONGEST_EXPECTED = 500  # maximum characters of the right answer in rollouts.jsonl
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
-    """Do a whole evaluation and return the mean reward.
+    """Run an evaluation and return the mean reward.
 
     Raises:
-        ConfigError: the configuration cannot work; nothing was started.
-        RunFailed: the evaluation ended early; the message is for the user.
-
+        ConfigError: the configuration is not valid. No process was started.
+        RunFailed: the evaluation ended early. The message is for the user.
     """
     evaluation = prepared_settings(config, checked)
     console = Console()
@@ -96,8 +95,8 @@ async def _play(
 def write_files(
     run_folder: RunFolder, played: Sequence[Played], summary: Summary, facts: str
 ) -> None:
-    """Write the numbers, every rollout, and the viewer's page."""
-    from lab.viewer.export import write_page  # late, because it takes a second to import
+    """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
+    from lab.viewer.export import write_page  # late, because this import takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")
@@ -112,7 +111,7 @@ def write_files(
 
 
 def _expected(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the right answer, or all that the environment knows if it names no answer."""
+    """Return the right answer of an example, or its whole info if the info has no answer."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

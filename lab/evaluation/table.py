@@ -1,4 +1,4 @@
-"""The result of an evaluation on the terminal."""
+"""The table of an evaluation's results for the terminal."""
 
 from pathlib import Path
 
@@ -8,38 +8,40 @@ from rich.text import Text
 
 from rl.evaluation.summary import Summary, advice
 
-_LONGEST_CAUSE = 160  # characters
+_LONGEST_CAUSE = 160  # maximum characters of the cause of an error
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
-    """Return the numbers as a table, advice on them, and the names of the files."""
+    """Return the results as a table, followed by advice and the names of the result files."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
     for name in parts:
-        table.add_column(_shown(name), justify="right")
+        table.add_column(_as_text(name), justify="right")
     cells = [_cells(part) for part in parts.values()]
     for label in dict.fromkeys(label for column in cells for label in column):
-        table.add_row(_shown(label), *(column.get(label, "-") for column in cells))
+        table.add_row(_as_text(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
-    passing = f"a rollout passes with reward >= {threshold:g}; ± is one standard error, by example"
+    passing = (
+        f"a rollout passes with reward >= {threshold:g}; ± is one standard error over examples"
+    )
     lines.append(Text(passing, "dim"))
     lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
     lines += [
-        _shown(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
+        _as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
         for cause, count in list(summary.errors.items())[:5]
     ]
-    lines.append(_shown(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
+    lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
 
 
-def _shown(text: str, style: str = "") -> Text:
-    """Return a text without rich's markup and without lone surrogates, which cannot be printed."""
+def _as_text(text: str, style: str = "") -> Text:
+    """Return `text` for rich, without lone surrogates because these cannot be printed."""
     return Text(text.encode(errors="replace").decode(), style)
 
 
 def _cells(summary: Summary) -> dict[str, str]:
-    """Return the numbers by their names in the table."""
+    """Return the formatted numbers of one column by row label."""
     numbers = {
         "examples": f"{summary.num_examples}",
         "rollouts": f"{summary.num_rollouts}",
@@ -61,5 +63,5 @@ def _cells(summary: Summary) -> dict[str, str]:
 
 
 def measured(text: str) -> str:
-    """Return the text of a number, "-" if it was not measured."""
+    """Return the formatted number `text`, with "-" in place of NaN."""
     return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

@@ -1,1 +1,1 @@
-"""optimize_prompt.py: search for a better system prompt by GEPA."""
+"""The code of optimize_prompt.py: search for a better system prompt with GEPA."""

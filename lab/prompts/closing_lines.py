@@ -1,4 +1,4 @@
-"""The last lines of a search: its result, the standard error, and commands that use the prompt."""
+"""The last lines that a prompt search prints: its result and the commands that use the prompt."""
 
 import shlex
 from collections import Counter
@@ -12,11 +12,11 @@ from lab.prompts.outputs import PROMPT, Candidates
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import key_of, strip_escapes
 
-# The keys of the policy and the environment; train.py has all of them but adapter_path.
+# Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_MOST_CAUSES = 3
-_LONGEST_CAUSE = 160  # characters
-_MORE = 10  # the evaluation takes this many times the validation examples
+_MAX_CAUSES = 3
+_LONGEST_CAUSE = 160  # maximum characters of the cause of an error
+_EVALUATION_FACTOR = 10  # suggested examples of an evaluation per validation example
 
 
 def closing_lines(
@@ -27,7 +27,7 @@ def closing_lines(
     overrides: Sequence[str],
     choices: Mapping[str, str],
 ) -> RenderableType:
-    """Return the lines."""
+    """Return the result of a prompt search, the next commands, and the most frequent errors."""
     best, count = candidates.best, len(candidates.scores[0])
     before, after = candidates.means[0], candidates.means[best]
     gain, error = candidates.gain()
@@ -46,7 +46,7 @@ def closing_lines(
             (advice, "dim"),
         ]
         lines += [(f"  {line}", "") for line in commands(run_folder, overrides, choices, count)]
-    for cause, times in failures.most_common(_MOST_CAUSES):
+    for cause, times in failures.most_common(_MAX_CAUSES):
         shown = strip_escapes(cause)[:_LONGEST_CAUSE]
         lines.append((f"! {times} rollouts could not be scored: {shown}", "red"))
     lines.append((f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
@@ -58,20 +58,20 @@ def commands(
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it.
 
-    `num_seen`: the number of validation examples. They are the first examples of the evaluation.
+    `num_seen` is the number of validation examples. The evaluation starts with these examples.
     """
-    remote = choices.get("client") == "messages"  # it returns no tokens to train on
+    remote = choices.get("client") == "messages"  # this client returns no tokens to train on
     names = {item: key_of(item) for item in overrides}
     kept = [
         item
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
     ]
-    # Always in the command, because an experiment may have chosen them.
+    # Always include these groups, because an experiment file may have chosen them.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
-    more = f"num_examples={num_seen * _MORE}"
+    more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
     lines = [["python", "evaluate.py", *chosen, *kept, prompt, more]]
     if not remote:
         trained = [item for item in kept if names[item] != "adapter_path"]

@@ -1,4 +1,4 @@
-"""The description of a rollout that the teacher reads: query, completion, answer and reward."""
+"""Describe rollouts for the teacher model: query, completion, expected answer and reward."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ FIELDS = (
 
 
 def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the description of one rollout; `columns` name additional fields."""
+    """Return the description of one rollout. `columns` names additional fields."""
     record, info = attempt.record, attempt.example.info
     description: dict[str, Any] = {
         "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
@@ -29,11 +29,11 @@ def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
             else {}
         ),
     }
-    return description | {name: _shown(value_of_column(attempt, name)) for name in columns}
+    return description | {name: _as_json(value_of_column(attempt, name)) for name in columns}
 
 
 def value_of_column(attempt: Attempt, name: str) -> Any:
-    """Return a field of the rollout's record or of the example's info."""
+    """Return the field `name` of the rollout's record or of the example's info."""
     if name == THINKING:
         turns = attempt.record["messages"][attempt.num_opening :]
         return "\n".join(filter(None, (m.get("reasoning_content") for m in turns)))
@@ -41,7 +41,7 @@ def value_of_column(attempt: Attempt, name: str) -> Any:
 
 
 def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
-    """Raise ValueError for a column that no rollout has."""
+    """Raise ValueError if `columns` names a field that no rollout has."""
     known = {key for example in examples for key in example.info}
     if unknown := [name for name in columns if name not in known and name not in FIELDS]:
         raise ValueError(
@@ -51,7 +51,7 @@ def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
 
 
 def conversation(messages: Sequence[Message]) -> str:
-    """Return messages as one text; a single message without its role."""
+    """Return the messages as one text with roles, or only the content of a single message."""
     if len(messages) == 1 and not messages[0].get("tool_calls"):
         return str(messages[0].get("content") or "")
     return "\n".join(line for message in messages for line in _lines(message))
@@ -62,13 +62,13 @@ def _lines(message: Message) -> list[str]:
     lines = [f"{role}: {content}"] if content else []
     for call in message.get("tool_calls") or []:
         function = call.get("function", {})
-        arguments = _shown(function.get("arguments", ""))
+        arguments = _as_json(function.get("arguments", ""))
         problem = f" [{call['error']}]" if call.get("error") else ""
         lines.append(f"{role} calls {function.get('name')}({arguments}){problem}")
     return lines
 
 
-def _shown(value: Any) -> Any:
-    """Return a mapping or a list as JSON, because GEPA would turn it into headings."""
+def _as_json(value: Any) -> Any:
+    """Return a mapping or a list as JSON, because GEPA would format it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

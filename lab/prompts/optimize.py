@@ -1,4 +1,4 @@
-"""A whole search for a system prompt: check, start the servers, search, print. No torch.
+"""Run a prompt search: check the settings, start servers, search, print the result. No torch.
 
 outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  metadata.json
                      config.yaml  rollouts.jsonl  reflections.jsonl  logs/{gepa,inference}.log
@@ -53,14 +53,13 @@ def optimize_prompt(
     choices: dict[str, str],
     command: Sequence[str],
 ) -> float:
-    """Do a whole search and return the validation score of the best prompt.
+    """Run a prompt search and return the validation score of the best prompt.
 
-    `command` is the command line before its `overrides`.
+    `command` is the command line without its `overrides`.
 
     Raises:
-        ConfigError: the configuration cannot work; nothing was started.
-        RunFailed: the search ended early; the message is for the user.
-
+        ConfigError: the configuration is not valid. No process was started.
+        RunFailed: the search ended early. The message is for the user.
     """
     settings = prepared_settings(config, checked)
     console = Console()
@@ -70,7 +69,7 @@ def optimize_prompt(
             num_played = _num_played(run_folder)
             train, validation = _examples(settings, env, num_played)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
-            best = run_folder.path / PROMPT  # of an earlier start
+            best = run_folder.path / PROMPT  # the best prompt of an earlier start
             start = best.read_text(encoding="utf-8")[:-1] if best.is_file() else start
             reflection: Reflection = build(settings.reflection)()
             teacher_folder = _teacher_folder(reflection, run_folder)
@@ -78,7 +77,7 @@ def optimize_prompt(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
         served = ServedSearch(settings, run_folder, env, reflection, teacher_folder, console)
-        again = f"to search on from the best prompt so far:  {resume_command(run_folder)}"
+        again = f"to continue from the best prompt so far:  {resume_command(run_folder)}"
         try:
             with as_run_failures():
                 result = served.search(start, train, validation, num_played)
@@ -89,7 +88,7 @@ def optimize_prompt(
             raise
     candidates = result[0]
     lines = closing_lines(*result, run_folder, overrides, choices)
-    console.print(lines, soft_wrap=True)  # whole lines, because users copy the commands
+    console.print(lines, soft_wrap=True)  # do not wrap commands, because users copy them
     return candidates.means[candidates.best]
 
 
@@ -97,7 +96,7 @@ def _num_played(run_folder: RunFolder) -> int:
     """Return the number of rollouts that earlier starts of this search have played."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
-    if content and not content.endswith(b"\n"):  # a killed search may leave half a line
+    if content and not content.endswith(b"\n"):  # a killed search may leave an incomplete line
         path.write_bytes(content + b"\n")
     return len(content.splitlines())
 
@@ -105,11 +104,10 @@ def _num_played(run_folder: RunFolder) -> int:
 def _examples(
     settings: PromptOptimization, env: Environment, num_played: int
 ) -> tuple[list[Task], list[Task]]:
-    """Return the examples of the mini-batches and those that rank the candidates.
+    """Return the train examples for the mini-batches, and the validation examples.
 
     Raises:
         ValueError: a split is empty, or max_calls is too low for one round.
-
     """
     train = [Task("train", example) for example in choose(env, "train", settings.num_train)]
     validation = [Task("eval", example) for example in choose(env, "eval", settings.num_val)]
@@ -127,7 +125,7 @@ def _examples(
 
 
 def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
-    """Return the folder of the teacher's vLLM; with reflection.path its model is recorded there."""
+    """Return the folder of the teacher's vLLM, and record the model of reflection.path in it."""
     folder = RunFolder(run_folder.path / "teacher")
     if reflection.path is not None:
         local = local_folder(reflection.path, reflection.revision, "reflection")
@@ -139,7 +137,7 @@ def _teacher_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
 
 @dataclass(frozen=True)
 class ServedSearch:
-    """A search with its servers and chats."""
+    """A prompt search that starts and stops the necessary servers."""
 
     settings: PromptOptimization
     run_folder: RunFolder
@@ -152,7 +150,7 @@ class ServedSearch:
         self, start: str, train: list[Task], validation: list[Task], num_played: int
     ) -> tuple[Candidates, str, Counter[str]]:
         """Return the candidates, why the search ended, and the causes of unscored rollouts."""
-        from lab.prompts.search import Search  # late: importing GEPA takes 0.25 s
+        from lab.prompts.search import Search  # imported here, because importing GEPA takes 0.25 s
 
         settings, folder = self.settings, self.run_folder.path
         summary = {"config": yaml.safe_load(self.run_folder.config.read_text())}
@@ -195,7 +193,7 @@ class ServedSearch:
 
     @asynccontextmanager
     async def _chats(self) -> AsyncIterator[tuple[Chat, Chat]]:
-        """Yield the chats with the policy and with the teacher."""
+        """Yield one chat with the policy and one chat with the teacher."""
         reflection = self.reflection
         setting = chat_setting(self.settings, self.run_folder, self.env)
         async with build(self.settings.client)().connect(setting) as policy:
@@ -217,4 +215,4 @@ class ServedSearch:
                 async with RendererClient(on_rewrite="fork").connect(served) as teaching:
                     yield policy, teaching
             else:
-                yield policy, policy.asking(reflection.sampler)
+                yield policy, policy.with_sampler(reflection.sampler)

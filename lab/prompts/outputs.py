@@ -1,8 +1,8 @@
-"""The result files of a search.
+"""Write the result files of a prompt search.
 
-system_prompt.txt       the best prompt so far; env.system_prompt accepts the file
+system_prompt.txt       the best prompt, which env.system_prompt accepts as a file
 results.jsonl           one candidate per line, first the prompt at the start of the search
-pareto_frontier.jsonl   one validation example per line: the candidates that are best at it
+pareto_frontier.jsonl   one validation example per line, with the candidates that score highest
 metadata.json           the configuration and the summary
 """
 
@@ -22,26 +22,26 @@ PROMPT = "system_prompt.txt"
 
 @dataclass(frozen=True)
 class Candidates:
-    """The prompts that were played on all validation examples. C: candidates, V: examples."""
+    """The C prompts that were scored on all V validation examples."""
 
     prompts: list[str]  # [C]
     parents: list[list[int]]  # [C]
-    scores: list[list[float | None]]  # [C][V] None: unscored
-    discovered: list[int]  # [C] number of rollouts before
-    num_calls: int  # rollouts of all starts of the search
+    scores: list[list[float | None]]  # [C][V] None where a rollout was not scored
+    discovered: list[int]  # [C] number of rollouts before the candidate was found
+    num_calls: int  # number of rollouts, including earlier starts of the search
 
     @property
     def means(self) -> list[float]:
-        """[C] The mean score of each candidate, which ranks them."""
+        """The mean validation score of each candidate [C]."""
         return [average([s for s in scores if s is not None]) for scores in self.scores]
 
     @property
     def best(self) -> int:
-        """The index of the best candidate, the oldest if several are equal."""
+        """The index of the candidate with the highest mean score, the oldest if some are equal."""
         return max(range(len(self.prompts)), key=lambda i: self.means[i])
 
     def gain(self) -> tuple[float, float]:
-        """Return the mean of best minus first, on examples that both scored, and its error."""
+        """Return the mean score gain of the best over the first prompt, and its standard error."""
         pairs = zip(self.scores[0], self.scores[self.best], strict=True)
         differences = [a - b for b, a in pairs if a is not None and b is not None]
         mean, count = average(differences), len(differences)
@@ -54,14 +54,14 @@ class Candidates:
 def write_outputs(
     folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
 ) -> None:
-    """Write all four files; `summary` is added to metadata.json."""
+    """Write the four result files. `summary` is added to metadata.json."""
     rows = [
         {
             "example_id": i,
             "reward": candidates.means[i],
             "info": {
                 "system_prompt": prompt,
-                "prompt": digest(prompt),  # as in rollouts.jsonl
+                "prompt": digest(prompt),  # the same fingerprint as in rollouts.jsonl
                 "is_best": i == candidates.best,
                 "parents": candidates.parents[i],
                 "calls_before": candidates.discovered[i],

@@ -1,4 +1,4 @@
-"""Plays examples under a system prompt, and writes each rollout into rollouts.jsonl."""
+"""Sample rollouts with a given system prompt, and append each rollout to rollouts.jsonl."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One example and its split."""
+    """One example and its split, train or eval."""
 
     split: Split
     example: Example
@@ -31,15 +31,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout of an example under a prompt."""
+    """One rollout of an example with a given system prompt."""
 
     example: Example
-    num_opening: int  # messages before the policy's first
-    record: Record  # as in rollouts.jsonl
+    num_opening: int  # number of messages before the policy's first message
+    record: Record  # the rollout's line in rollouts.jsonl
 
     @property
     def reward(self) -> float | None:
-        """The reward; None if the rollout could not be scored."""
+        """The reward, or None if the rollout could not be scored."""
         return self.record["reward"]
 
 
@@ -50,14 +50,13 @@ def digest(prompt: str) -> str:
 
 @dataclass
 class PromptPlayer:
-    """Plays one rollout for each example.
+    """The player that samples one rollout per example with a given system prompt.
 
     Attributes:
-        runner: its event loop runs the whole search.
-        path: the file of rollouts; each line is written when its rollout ends.
-        progress: counts all rollouts of the search, those of earlier starts included.
-        failures: unscored rollouts by cause.
-
+        runner: the event loop of the whole search.
+        path: rollouts.jsonl. Each rollout is appended when it ends.
+        progress: counts all rollouts of the search, including earlier starts of the search.
+        failures: the number of unscored rollouts by cause.
     """
 
     player: Player
@@ -67,14 +66,14 @@ class PromptPlayer:
     failures: Counter[str] = field(default_factory=Counter)
 
     def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
-        """Return one attempt for each task, in order."""
+        """Sample one rollout per task with this prompt, and return the attempts in this order."""
         for task in tasks:
             self._env_of(task.example).system_prompt = prompt
         records: dict[int, Record] = {}
         first = self.progress.done
 
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
-            # A seed follows from a rollout's number.
+            # The seed of a rollout is derived from its number in the search.
             rollouts = await self.player.play_group(first + index, example, group_size)
             line = evaluated_line(Played(example, rollouts), rollouts[0])
             key = {"prompt": digest(prompt), "split": tasks[index].split}
@@ -101,11 +100,10 @@ class PromptPlayer:
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
-    """Return the system prompt that all examples begin with.
+    """Return the system prompt with which all examples begin.
 
     Raises:
-        ValueError: they have no system prompt, or several.
-
+        ValueError: the examples have no system prompt, or different system prompts.
     """
     openings = [env.environment_of(example).opened(example.messages) for example in examples]
     firsts = [messages[0] if messages else {} for messages in openings]

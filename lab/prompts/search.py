@@ -1,10 +1,10 @@
-"""GEPA proposes prompts, and this package plays them. (arXiv:2507.19457; the package `gepa`.)
+"""Search for a better system prompt with GEPA (arXiv:2507.19457; the package `gepa`).
 
     prompt -> a mini-batch of train examples -> the teacher reads the rollouts -> another prompt
            -> the same mini-batch; if that scores higher, all validation examples -> a candidate
 
-The next round starts from a candidate that is best at a validation example. A candidate is drawn in
-proportion to the number of such examples. Only this module imports `gepa`.
+The next round starts from a candidate that is best at some validation example, drawn in proportion
+to the number of these examples. Only this module imports `gepa`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,18 +26,17 @@ from lab.prompts.teacher import Teacher
 from rl.evaluation.summary import average
 from rl.runtime.failure import RunFailed
 
-COMPONENT = "system_prompt"  # a candidate of GEPA maps names to texts; this is the only name
+COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map names to texts
 Texts = dict[str, str]
 
 
 @dataclass
 class Search:
-    """One search. GEPA calls it as its adapter, criterion, callback and logger.
+    """One prompt search, which GEPA uses as its adapter, criterion, callback and logger.
 
     Attributes:
         keep: called with the candidates after each round.
-        log_path: the file of GEPA's own messages.
-
+        log_path: the file of GEPA's log messages.
     """
 
     settings: PromptOptimization
@@ -47,16 +46,15 @@ class Search:
     log_path: Path
     ended_by: str = ""
     _failure: Exception | None = None  # an exception that GEPA would ignore
-    _scores: list[float] = field(default_factory=list)  # of the candidates
-    _unscored: set[tuple[str, int]] = field(default_factory=set)  # prompt, place in validation
-    propose_new_texts: ProposalFn | None = None  # None: GEPA asks the teacher
+    _scores: list[float] = field(default_factory=list)  # validation scores of the candidates
+    _unscored: set[tuple[str, int]] = field(default_factory=set)  # (prompt, validation index)
+    propose_new_texts: ProposalFn | None = None  # None: GEPA calls the teacher itself
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
-        """Return the candidates that were found from `start` until the budget is spent.
+        """Search from the prompt `start` until the budget is spent, and return the candidates.
 
         Raises:
             RunFailed: the environment, the policy's server or the teacher failed.
-
         """
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
@@ -87,7 +85,7 @@ class Search:
             file.write(f"{message}\n")
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        """Return True if no further round may start. A round never exceeds the budget."""
+        """Return True if the search has ended. No round starts that could exceed the budget."""
         settings, rounds = self.settings, gepa_state.i + 1
         scores = gepa_state.program_full_scores_val_set
         if self._failure or self.teacher.failure:
@@ -103,7 +101,7 @@ class Search:
         return True
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """Show the number of the round that GEPA starts, from 1."""
+        """Show the number of the round that starts, counted from 1."""
         if self._scores:
             best = f"best {max(self._scores):.3f} (start {self._scores[0]:.3f})"
             text = f"{best}, {len(self._scores)} candidates, round {event['iteration']}"
@@ -141,9 +139,9 @@ class Search:
         candidate: Texts,
         capture_traces: bool = False,  # noqa: ARG002 always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Play a batch. An unscored rollout counts as the mean of the others.
+        """Score a prompt on a batch. An unscored rollout receives the mean of the scored rollouts.
 
-        So it does not change the mean, because a prompt does not cause the environment's errors.
+        Environment errors thus do not change the mean, because the prompt does not cause errors.
         """
         attempts = self.player.play(batch, candidate[COMPONENT])
         rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
@@ -153,7 +151,7 @@ class Search:
                 f"none of {len(attempts)} rollouts in a row could be scored, so prompts cannot be "
                 f"compared: {'; '.join(sorted(causes))[:500]}"
             )
-        if batch[0].split == "eval":  # all of them, in order
+        if batch[0].split == "eval":  # the batch is the whole validation set in order
             failed = (i for i, attempt in enumerate(attempts) if attempt.reward is None)
             self._unscored.update((candidate[COMPONENT], i) for i in failed)
         mean = average(rewards)
@@ -166,17 +164,17 @@ class Search:
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return what the teacher reads of each scored rollout."""
+        """Return the description of each scored rollout for the teacher."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
         try:
             shown = [lesson(attempt, self.settings.state_columns) for attempt in attempts]
-        except Exception as error:  # GEPA would ignore it in every round
+        except Exception as error:  # GEPA would ignore this exception in every round
             self._failure = error
             raise
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True for a new prompt that is better on the examples that both prompts scored."""
+        """Return True if the new prompt scores higher on examples with old and new scores."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -1,4 +1,4 @@
-"""The configuration of a search for a prompt (conf/optimize_prompt.yaml)."""
+"""The settings of a prompt search (conf/optimize_prompt.yaml)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rl.config.resume_rules import run_folder_problems
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptimization(PlayedPolicy):
-    """The top level of conf/optimize_prompt.yaml, resolved. Values are explained there."""
+    """The settings of a prompt search. conf/optimize_prompt.yaml explains them."""
 
     max_calls: PositiveInt
     num_rounds: PositiveInt | None
@@ -27,10 +27,10 @@ class PromptOptimization(PlayedPolicy):
 
 
 def checked(config: Config) -> PromptOptimization:
-    """Return the search that a configuration describes. ConfigError if it cannot work."""
+    """Return the settings of a prompt search, or raise ConfigError if they break a rule."""
     inference = config.get("inference")
     config = {**of_played_policy(config)}
-    if value_of(config, "reflection.path") is not None:  # the teacher needs a vLLM in any case
+    if value_of(config, "reflection.path") is not None:  # the teacher's vLLM needs these settings
         config |= {"inference": inference}
     return checked_as(PromptOptimization, config, _problems)
 

@@ -1,6 +1,6 @@
 """The teacher: a model that reads rollouts and writes a better prompt.
 
-`reflection` of conf/optimize_prompt.yaml says which model:
+Options in `reflection` of conf/optimize_prompt.yaml select the model:
 
     base_url     any OpenAI-compatible endpoint
     path         a model that a second vLLM serves
@@ -26,12 +26,12 @@ from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
-_MOST_EMPTY = 4  # answers in a row without a prompt
+_MAX_EMPTY = 4  # the search ends after this many consecutive answers without a prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reflection:
-    """The teacher's options. conf/optimize_prompt.yaml explains them."""
+    """The teacher's options, which conf/optimize_prompt.yaml explains."""
 
     base_url: str | None
     model: str | None
@@ -56,23 +56,23 @@ class Reflection:
         if (self.base_url is None) != (self.model is None):
             raise ValueError(
                 f"reflection.base_url={self.base_url}, reflection.model={self.model}: an endpoint "
-                "needs both, its address with /v1 and the name that it serves the model under"
+                "needs both, its address with /v1 and the name under which it serves the model"
             )
         if self.path is not None and self.max_tokens >= self.max_seq_len:
             raise ValueError(
-                f"reflection.max_tokens={self.max_tokens} leaves no room for a question in "
-                f"reflection.max_seq_len={self.max_seq_len}: lower the one or raise the other"
+                f"reflection.max_tokens={self.max_tokens} leaves no tokens for a question in "
+                f"reflection.max_seq_len={self.max_seq_len}: lower max_tokens or raise max_seq_len"
             )
         if lacking := [p for p in PLACEHOLDERS if self.template and p not in self.template]:
             raise ValueError(
                 f"reflection.template lacks {' and '.join(lacking)}: <curr_param> stands for the "
                 "prompt so far, <side_info> for the rollouts and their rewards"
             )
-        _ = self.endpoint  # refuses a wrong address
+        _ = self.endpoint  # the constructor checks the URL
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """The endpoint of base_url, None without one."""
+        """The endpoint at base_url, or None if base_url is not set."""
         if self.base_url is None or self.model is None:
             return None
         return ChatEndpoint(
@@ -86,7 +86,7 @@ class Reflection:
 
     @property
     def sampler(self) -> PolicySampler:
-        """The sampling options: one answer at a time, independent of the policy's options."""
+        """The teacher's sampling options, which do not depend on the policy's options."""
         return PolicySampler(
             max_staleness=0,
             max_concurrent=1,
@@ -108,7 +108,7 @@ class Reflection:
 
     @asynccontextmanager
     async def at_endpoint(self, endpoint: ChatEndpoint) -> AsyncIterator[Chat]:
-        """Yield the chat with an endpoint that has answered once."""
+        """Check that the endpoint responds, and yield a chat with that endpoint."""
         async with endpoint.client(max_concurrent=1, timeout=self.timeout) as client:
             await endpoint.check_access(client)
             yield MessagesChat(self.sampler, endpoint, client)
@@ -116,21 +116,21 @@ class Reflection:
 
 @dataclass
 class Teacher:
-    """The callable that GEPA asks for a better prompt.
+    """The callable that GEPA calls to get a better prompt.
 
-    GEPA ignores every exception of a teacher and spends the budget on the next round. An error that
-    would occur again is therefore kept in `failure`, which ends the search.
+    GEPA ignores every exception of a teacher and continues with the next round. An error that would
+    occur again is therefore stored in `failure`, which ends the search.
     """
 
     chat: Chat
     runner: asyncio.Runner
-    path: Path  # of every question and its answer
+    path: Path  # the file that records every question and answer
     timeout: float
     failure: RunFailed | None = None
     _num_empty: int = field(default=0, init=False)
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Return the teacher's answer."""
+        """Return the teacher's answer to a question of GEPA."""
         question = str(prompt)  # GEPA passes a list only for images
         if self.failure is not None:
             raise self.failure
@@ -140,10 +140,10 @@ class Teacher:
             self._num_empty = 0
             return said
         self._num_empty += 1
-        if self._num_empty == _MOST_EMPTY:
-            why = "was cut off" if record["cut_off"] else "said nothing"
+        if self._num_empty == _MAX_EMPTY:
+            why = "was cut off" if record["cut_off"] else "returned no text"
             self._fail(
-                f"the reflection model {why}, {_MOST_EMPTY} times in a row: raise "
+                f"the reflection model {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
         raise ValueError("the reflection model's answer has no complete prompt")
@@ -157,7 +157,7 @@ class Teacher:
             )
         except (RunFailed, ValueError) as error:
             self._fail(str(error))
-        if completion is None or (completion.cut_off and self.chat.full(completion)):
+        if completion is None or (completion.cut_off and self.chat.fills_context(completion)):
             self._fail(
                 f"the question to the reflection model has {len(question):,} characters, which "
                 "leaves no tokens for an answer: lower minibatch_size, or choose a model with a "
@@ -169,7 +169,7 @@ class Teacher:
     async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
         with self.chat.group() as chat:
             prompt = await chat.open([{"role": "user", "content": question}], None)
-            if chat.room(prompt) <= 0:
+            if chat.max_new_tokens(prompt) <= 0:
                 return prompt, None
             async with asyncio.timeout(self.timeout):
                 return prompt, (await chat.generate(prompt, 1))[0]

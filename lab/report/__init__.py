@@ -1,1 +1,1 @@
-"""What the runs of a sweep show: statistics, tables, and a page with charts."""
+"""Reports that compare the runs of a sweep: statistics, tables, and a page with charts."""

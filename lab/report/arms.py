@@ -1,30 +1,30 @@
-"""Arms: runs that differ in nothing but the seed, and their names."""
+"""Group runs that differ only in their seeds into arms, and name the arms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.report.run import Run
 
-_MOST_KEYS = 3  # settings in the name of an arm
-AS_COMPOSED = "(as composed)"  # an arm without overrides of its own
+_MAX_KEYS = 3  # maximum number of settings in an arm's name
+AS_COMPOSED = "(as composed)"  # label of an arm without overrides
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """The runs of one arm, over seeds."""
+    """One arm: runs with equal settings and different seeds."""
 
-    label: str  # the overrides: loss=cispo
-    name: str  # as short as the other arms allow: cispo
+    label: str  # the arm's overrides, such as loss=cispo
+    name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
 
     @property
     def finished(self) -> list[Run]:
-        """The runs that count."""
+        """The finished runs, which enter the comparison."""
         return [run for run in self.runs if run.finished]
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Return the runs by arm, in the order in which the arms first appear."""
+    """Group the runs into arms, in the order in which the arms first appear."""
     groups: list[list[Run]] = []
     for run in runs:
         group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), None)
@@ -40,10 +40,10 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
-    """Return whether two runs differ in nothing but the seed, as far as it is known.
+    """Return True if two runs differ only in the seed, as far as their records show.
 
-    Runs of different commits may have settings that only one of the commits knows. If their
-    overrides are equal, those settings are ignored.
+    Settings that exist at only one of two commits are ignored if the overrides of both runs are
+    equal.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
@@ -51,22 +51,23 @@ def is_same_arm(one: Run, other: Run) -> bool:
         return one.config == other.config
     shared = one.config.keys() & other.config.keys()
     either = one.config.keys() | other.config.keys()
-    # A key that became a group, `critic` and then `critic.lam`, is a different choice.
+    # A value `critic` in one run and a group with `critic.lam` in the other are different choices.
     groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
 
 def labels(firsts: Sequence[Run]) -> list[str]:
-    """Return a label for each arm, given its first run: its overrides, else settings that differ.
+    """Return a unique label for each arm, given the first run of each arm.
 
-    The labels are different, because the charts identify arms by name.
+    A label lists the overrides that not all arms have. Arms with equal overrides are distinguished
+    by the settings that differ.
     """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]
     texts = []
     for name, run in zip(names, firsts, strict=True):
         alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
-        keys = differing_keys(alike)[:_MOST_KEYS]  # empty if no other arm has this name
+        keys = differing_keys(alike)[:_MAX_KEYS]  # empty if no other arm has this name
         values = [f"{key}={run.config.get(key)}" for key in keys]
         texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
     return [
@@ -76,19 +77,19 @@ def labels(firsts: Sequence[Run]) -> list[str]:
 
 
 def short(full: Sequence[str]) -> list[str]:
-    """Return the labels without their key if all have the same one: cispo for loss=cispo."""
+    """Return the labels without their key if all keys are equal: cispo for loss=cispo."""
     parts = [label.partition("=") for label in full]
     if len({key for key, _, _ in parts}) > 1 or not all(value for _, _, value in parts):
         return list(full)
     if any(" " in label for label in full):
         return list(full)
-    # A number needs the name of its setting.
+    # A number without the name of its setting is not a clear label.
     plain = all(value[0].isalpha() for _, _, value in parts)
     return [value if plain else f"{key.rpartition('.')[2]}={value}" for key, _, value in parts]
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which the runs differ, in alphabetical order."""
+    """Return the keys of the settings in which the runs differ, in alphabetical order."""
     configs = [run.config for run in runs if run.config]
     keys = sorted({key for config in configs for key in config})
     return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]

@@ -1,10 +1,10 @@
-"""Compare the present code with stored runs: does the default configuration still learn as well?
+"""Check with stored runs whether the default configuration still learns as well as before.
 
     python -m lab.report.baseline outputs/sweeps/baseline-... [store]
 
-The runs of a sweep and the stored runs are compared like two arms, at the last version at which
-both were evaluated, and the same page is written. The exit status is 1 if the present code is
-worse. `store` stores the runs instead: their scores by question.
+The runs of a sweep and the stored runs are compared as two arms, at the last policy version that
+all runs evaluated. The usual report page is written. The exit status is 1 if the runs of the sweep
+are worse. With `store`, the scores of these runs are stored instead.
 """
 
 import json
@@ -29,13 +29,13 @@ from rl.runtime.commit import REPO
 
 STORED_AT = REPO / "baselines" / "default.json"
 TODAY, STORED = "today", "stored"
-CURVE = ("steps", "seconds", "tokens", "rewards")  # of a stored run
+CURVE = ("steps", "seconds", "tokens", "rewards")  # keys of a stored curve
 ALL_EVALUATIONS = 10**6
 OK, IS_WORSE, NOT_COMPARED = 0, 1, 2
 
 
 def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
-    """Compare or store the runs; return the exit status."""
+    """Compare or store the runs of a sweep, and return the exit status."""
     folder = Path(arguments[0])
     try:
         runs = read_sources([folder], ALL_EVALUATIONS).runs
@@ -54,12 +54,12 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
 
 
 def against(today: Sequence[Run], file: Path) -> Comparison:
-    """Compare runs with the stored ones at the last version that all of them evaluated."""
+    """Compare runs with the stored runs at the last policy version that all runs evaluated."""
     stored = read_stored(file)
     shared = set.intersection(*(set(run.evaluations) for run in (*today, *stored)))
     if not (last := max(shared, default=0)):
         raise NothingToCompare(
-            "today's runs and the stored ones were evaluated at no common version but the first: "
+            "today's runs and the stored runs were evaluated at no common version after the first: "
             "keep evaluation.every and max_steps, or store the curves again"
         )
     arms = [
@@ -76,7 +76,7 @@ def against(today: Sequence[Run], file: Path) -> Comparison:
 
 
 def store(runs: Sequence[Run], file: Path) -> None:
-    """Write the scores of these runs by question and version."""
+    """Write the scores of these runs to `file`, by question and policy version."""
     questions = sorted(set().union(*(e.scores for run in runs for e in run.evaluations.values())))
     stored = [
         {
@@ -94,11 +94,11 @@ def store(runs: Sequence[Run], file: Path) -> None:
     content = {"commit": runs[0].commit, "day": time.strftime("%Y-%m-%d"), "runs": stored}
     content["questions"] = [(q.env, q.example, q.digest) for q in questions]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.encode(content) + b"\n")  # NaN becomes null
+    file.write_bytes(msgspec.json.encode(content) + b"\n")  # msgspec writes NaN as null
 
 
 def read_stored(file: Path) -> list[Run]:
-    """Return the stored runs, with what a comparison needs of them."""
+    """Return the stored runs with the fields that a comparison needs."""
     if not file.is_file():
         raise NothingToCompare(f"{file} does not exist: `make baseline STORE=store` writes it")
     content = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""The command line of report.py, and what it prints and writes.
+"""The command line of report.py, and the files that it writes.
 
 report.json                             all numbers; written first
 report.html  report.csv  figures/       the page (lab/report/page.py)
@@ -20,20 +20,20 @@ from lab.runs import folders_and_options
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
-A folder is that of a sweep (outputs/sweeps/...), of a run, or one that holds runs. Keys:
+FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several runs. Keys:
 
-  baseline=loss=grpo   the arm that the others are compared with (first one unless named)
-  judged=3             evaluations at the end of each run that are averaged (1 unless given)
-  out=report.html      the page; report.json, report.csv and figures/ are written beside it
-                       (in the first folder unless given)
+  baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
+  judged=3             number of last evaluations of each run to average (default: 1)
+  out=report.html      the page, in the same folder as report.json, report.csv and figures/
+                       (default: in the first FOLDER)
 
-What each number is: docs/report.md"""
-TAKEN = ("sweep", "summary", "versions")  # .json files of sweeps and runs
+docs/report.md explains each number."""
+RESERVED_STEMS = ("sweep", "summary", "versions")  # names of .json files that sweeps and runs write
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
 def main(arguments: list[str]) -> int:
-    """Write the report that the arguments ask for; return the exit status."""
+    """Write the report that the arguments request, and return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE)  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         judged = options.get("judged", "1")
         if page.suffix != ".html":
             raise ValueError(f"out={page}: name a page that ends in .html")
-        if page.stem in TAKEN:
+        if page.stem in RESERVED_STEMS:
             raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
         if "out" not in options and not paths[0].is_dir():
             raise ValueError(f"{paths[0]} does not exist")
@@ -69,9 +69,9 @@ def _refused(problem: ValueError) -> int:
 
 
 def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:
-    """Compare the runs of these folders and show the result; return whether a page was written.
+    """Compare the runs of these folders, show the result, and return True if a page was written.
 
-    Raise NoBaseline if the named arm cannot be the baseline; then nothing is written.
+    Raise NoBaseline before any file is written if the named arm cannot be the baseline.
     """
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
@@ -86,7 +86,7 @@ def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged:
 
 
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
-    """Print a comparison and write report.json and the page; return whether both were written."""
+    """Print a comparison, write report.json and the page, and return True if both were written."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
     _print(comparison, comparison.arms, comparison.question, text, comparison.notes)
     try:
@@ -96,8 +96,8 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
         from lab.report.page import write_page
 
         write_page(comparison, page, command=command)
-    except OSError as error:  # no permission, or a full disk
-        problem = f"not all could be written ({error}): name another place, out=.../report.html"
+    except OSError as error:  # the disk is full, or a permission is missing
+        problem = f"some files are missing ({error}): choose another folder, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
         problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
     else:

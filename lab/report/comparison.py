@@ -12,82 +12,82 @@ from lab.report.arms import Arm
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
 
-SEED = 0  # of the draws, so that the same runs give the same page
-_MOST_CAUSES = 3  # in a note about runs that do not count
+SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
+_MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
 
 class NothingToCompare(ValueError):
-    """No run counts; the message is for the user."""
+    """The error if no run can be compared. Its message is for the user."""
 
 
 class NoBaseline(ValueError):
-    """The named arm cannot be the baseline, but another arm can; the message is for the user."""
+    """The error if the named arm cannot be the baseline. Its message is for the user."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The numbers of one arm. Intervals have statistics.LEVEL; NaN stands for unknown."""
+    """The results of one arm. Intervals cover statistics.LEVEL, and NaN marks unknown numbers."""
 
     score: st.Interval
-    difference: st.Interval  # to the baseline
-    p_value: float  # of the difference, adjusted for the number of arms
+    difference: st.Interval  # difference to the baseline's score
+    p_value: float  # p-value of the difference, adjusted for the number of arms
     decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
     chance_better: float
     visible_difference: float
-    seeds_needed: int | None  # of each arm; None: unknown, or no number suffices
-    interquartile: st.Interval | None  # only with several environments
+    seeds_needed: int | None  # per arm, None if unknown or if no number suffices
+    interquartile: st.Interval | None  # None with a single environment
 
     @property
     def minutes(self) -> float:
-        """The mean duration of a run."""
+        """The mean duration of a run in minutes."""
         return float(np.mean([run.seconds for run in self.runs])) / 60
 
     @property
     def reward(self) -> float:
-        """The score without its interval."""
+        """The mean score without its interval."""
         return self.score.value
 
     @property
     def scored_seeds(self) -> int:
-        """The number of runs that count."""
+        """The number of scored runs, one per seed."""
         return self.scores.num_seeds
 
     @property
     def knows_seeds(self) -> bool:
-        """Whether there are enough seeds to estimate how much they differ."""
+        """Whether the arm has enough seeds to estimate the variance between seeds."""
         return self.scores.resamples_seeds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
-    """All arms of which at least one run counts, including the baseline."""
+    """The comparison of all arms with the baseline."""
 
-    question: str  # of the sweep, "" if it has none
-    arms: tuple[Arm, ...]  # also those of which no run counts
+    question: str  # the sweep's question, "" if it has none
+    arms: tuple[Arm, ...]  # all arms, including arms without a scored run
     scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
-    left_out: tuple[tuple[Run, str], ...]  # runs that do not count, and why
+    left_out: tuple[tuple[Run, str], ...]  # excluded runs and the reasons
     notes: tuple[str, ...]  # warnings for the reader
 
     @property
     def runs(self) -> list[Run]:
-        """Every run, whether it counts or not."""
+        """All runs, including excluded runs."""
         return [run for arm in self.arms for run in arm.runs]
 
     @property
     def others(self) -> list[ArmResult]:
-        """All arms but the baseline."""
+        """The results of all arms except the baseline."""
         return [result for result in self.results if result is not self.baseline]
 
     @property
     def by_score(self) -> list[ArmResult]:
-        """The best arm first."""
+        """The results of all arms, best arm first."""
         return sorted(self.results, key=lambda result: -result.score.value)
 
     @property
     def has_intervals(self) -> bool:
-        """Whether any interval is known."""
+        """Whether the interval of any score or difference is known."""
         return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
 
 
@@ -101,13 +101,12 @@ def compare(
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    `baseline` is the name or the label of an arm; without one it is the first arm of which a run
-    counts. The last `num_judged` evaluations of each run are averaged. `notes` are shown first.
+    `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
+    or else with rewards. The last `num_judged` evaluations of each run are averaged.
 
     Raises:
-        NothingToCompare: no run counts, or the baseline has no score.
+        NothingToCompare: no run has finished, or the baseline has no score.
         NoBaseline: no arm has this name, or no run of that arm has finished.
-
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
@@ -131,7 +130,7 @@ def compare(
 
 
 def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
-    # The order of the random draws is part of the result: the same runs give the same numbers.
+    # Do not change the order of the random draws, because it determines the exact numbers.
     rng, arms = np.random.default_rng(SEED), scoring.arms
     at = next(index for index, scored in enumerate(arms) if scored.arm is control)
     base = arms[at].scores
@@ -171,12 +170,12 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
 
 
 def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
-    """Return the arm that the others are compared with."""
+    """Return the arm with which the other arms are compared."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
-        raise NothingToCompare(_why_nothing(arms))
+        raise NothingToCompare(_why_not_comparable(arms))
     if not wanted:
-        # The first arm with evaluations, else the first one with rewards.
+        # Prefer the first arm with evaluations, else the first arm with training rewards.
         return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
@@ -188,11 +187,11 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
 
 
 def _measures(run: Run) -> tuple[bool, bool]:
-    """Return whether the run was evaluated, and whether it has rewards."""
+    """Return whether the run has evaluations, and whether it has training rewards."""
     return bool(run.evaluations), run.training_reward is not None
 
 
-def _why_nothing(arms: Sequence[Arm]) -> str:
+def _why_not_comparable(arms: Sequence[Arm]) -> str:
     runs = [run for arm in arms for run in arm.runs]
     if not runs:
         return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
@@ -202,53 +201,53 @@ def _why_nothing(arms: Sequence[Arm]) -> str:
 def _notes(
     results: Sequence[ArmResult], left_out: Sequence[tuple[Run, str]], scoring: Scoring
 ) -> list[str]:
-    """Return warnings about what the runs cannot show."""
+    """Return warnings that limit the conclusions, such as too few seeds."""
     notes, runs = [], scoring.runs
     scores = np.unique(np.concatenate([result.scores.y.ravel() for result in results]))
     if len(scores) == 1:
         notes.append(
-            f"Every score of every run is {scores[0]:g}: there was nothing to learn from, or to "
-            "tell arms apart by. Look at some rollouts (python view.py <a run>), then make the "
-            "task easier or harder."
+            f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
+            "rewards. Look at some rollouts (python view.py <a run>), then make the task easier or "
+            "harder."
         )
     if scoring.measure == TRAINING:
         notes.append(
-            "Training reward: other examples in every run, so chance differs more between them. "
-            "evaluation=default asks all runs the same questions."
+            "Compared by training reward, which every run measured on other examples. Use "
+            "evaluation=default to compare all runs on the same questions."
         )
     if few := [result.arm.name for result in results if not result.knows_seeds]:
         names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals do not know how much "
-            "seeds differ, so no such arm is called better or worse."
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "
+            "between seeds, so no such arm is called better or worse."
         )
     most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
     if 0 < compared < most:
         notes.append(
-            f"Compared on the {compared} questions that every run was asked and that could be "
-            f"scored in every run, of up to {most}."
+            f"Compared on the {compared} questions that have a score in every run, "
+            f"of up to {most} questions."
         )
     if " to " in scoring.judged:
         notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
     if left_out:
-        notes.append(_not_counting(left_out))
+        notes.append(_exclusion_note(left_out))
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
         notes.append(f"{broken} lines of evaluations cannot be read and are left out.")
     return notes
 
 
 def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
-    """Return the runs that do not count, grouped by cause, the most frequent cause first."""
+    """Return the excluded runs by cause, the most frequent cause first."""
     causes: dict[str, list[Run]] = defaultdict(list)
     for run, why in left_out:
         causes[why].append(run)
     return sorted(causes.items(), key=lambda item: -len(item[1]))
 
 
-def _not_counting(left_out: Sequence[tuple[Run, str]]) -> str:
-    """Return a note with the most frequent causes, and one run of each."""
+def _exclusion_note(left_out: Sequence[tuple[Run, str]]) -> str:
+    """Return a note with the most frequent causes of exclusion, and one run for each cause."""
     shown = [
         f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-        for why, runs in by_cause(left_out)[:_MOST_CAUSES]
+        for why, runs in by_cause(left_out)[:_MAX_CAUSES]
     ]
-    return f"Runs that do not count ({len(left_out)}): {'; '.join(shown)}"
+    return f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"

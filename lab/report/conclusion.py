@@ -6,11 +6,11 @@ from lab.report.comparison import ArmResult, Comparison
 from lab.report.scoring import TRAINING
 from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
 
-_MOST_NAMES = 6  # that are listed one by one
+_MAX_NAMES = 6  # longer lists of arms are replaced by their count
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return which arms are better or worse, by how much, and which cannot be told apart."""
+    """Return which arms are better or worse than the baseline, and which are indistinguishable."""
     baseline, basis = comparison.baseline, _basis(comparison)
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f} {basis}."
@@ -23,13 +23,13 @@ def conclusion(comparison: Comparison) -> str:
     )
     name, clauses = baseline.arm.name, []
     if better:
-        clauses.append(f"{_each(better)} beat{'s' * (len(better) == 1)} {name}")
+        clauses.append(f"{_with_differences(better)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
         are = "is" if len(worse) == 1 else "are"
-        clauses.append(f"{_each(worse)} {are} worse than {name}")
+        clauses.append(f"{_with_differences(worse)} {are} worse than {name}")
     if unclear:
         clauses.append(_unclear(unclear, baseline))
-    # The basis follows the first clause that contains numbers.
+    # Add the basis (questions, seeds) to the first clause that contains numbers.
     at = 0 if better or worse else -1
     clauses[at] = f"{clauses[at]} {basis}"
     text = "; ".join(clauses)
@@ -37,40 +37,40 @@ def conclusion(comparison: Comparison) -> str:
     return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
 
 
-def _each(results: Sequence[ArmResult]) -> str:
-    """Return names with their differences."""
+def _with_differences(results: Sequence[ArmResult]) -> str:
+    """Return the names of the arms with their differences to the baseline."""
     return _joined([f"{result.arm.name} (by {abs(result.difference):.3f})" for result in results])
 
 
 def _unclear(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     names = [result.arm.name for result in results]
-    shown = _joined(names) if len(names) <= _MOST_NAMES else f"the other {len(names)} arms"
-    text = f"{shown} cannot be told from {baseline.arm.name}"
+    shown = _joined(names) if len(names) <= _MAX_NAMES else f"the other {len(names)} arms"
+    text = f"{shown} cannot be distinguished from {baseline.arm.name}"
     if not all(result.knows_seeds for result in [*results, baseline]):
-        return f"{text} (it takes {FEWEST_SEEDS} seeds of each arm to know how much seeds differ)"
-    return f"{text} ({_what_it_takes(results, baseline)})"
+        return f"{text} (use at least {FEWEST_SEEDS} seeds of each arm)"
+    return f"{text} ({_needed_seeds(results, baseline)})"
 
 
-def _what_it_takes(results: Sequence[ArmResult], baseline: ArmResult) -> str:
-    """Return the smallest visible difference, and how many seeds the observed ones need."""
+def _needed_seeds(results: Sequence[ArmResult], baseline: ArmResult) -> str:
+    """Return the smallest detectable difference, and the number of additional seeds needed."""
     visible = max(result.visible_difference for result in results)
     smallest = f"smallest visible difference {visible:.2g}"
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
     needed = [
-        # If the present number should have sufficed, ask for one more seed.
+        # If the present number of seeds should suffice, recommend one more seed.
         (max(result.seeds_needed - fewest, 1), result.arm.name)
         for result in results
         if result.seeds_needed is not None
     ]
     if not needed:
-        return f"{smallest}; for differences this small it takes more questions, not seeds"
+        return f"{smallest}; such small differences require more questions, not more seeds"
     number, name = min(needed)
-    each = "" if len(results) == 1 else f" each would do for {name}"
-    return f"{smallest}; {number} more seed{'s' * (number > 1)}{each or ' would do'}"
+    each = "" if len(results) == 1 else f" each would suffice for {name}"
+    return f"{smallest}; {number} more seed{'s' * (number > 1)}{each or ' would suffice'}"
 
 
 def _basis(comparison: Comparison) -> str:
-    """Return the measure and the number of seeds."""
+    """Return the basis of the comparison: the measure and the number of seeds."""
     counts = sorted({result.scores.num_seeds for result in comparison.results})
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     seeds = f"{number} seed{'s' * (number != '1')}"

@@ -1,4 +1,4 @@
-"""The curves of a report: scores over the steps, seconds or tokens of the runs."""
+"""The learning curves of a report: scores over the steps, seconds or tokens of the runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from lab.report.forest import BASELINE_COLOUR, Chart, view_command
 from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
-MOST_POINTS = 40  # of the curve of a run
-COLUMNS, WIDTH = 4, 980  # the most panels beside each other, and the pixels of all of them
+MOST_POINTS = 40  # maximum number of points in a run's curve
+COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row
 COLOUR = "#3b7dd8"
 
 
 def curves(comparison: Comparison) -> Chart:
-    """Return scores over steps, seconds or tokens: a panel per arm, with the baseline in grey."""
+    """Return a chart with one panel of learning curves per arm, and the baseline in grey."""
     points, bands = curve_rows(comparison)
     # The layers of a facet must share one data set, so each row names its layer.
     rows = [{**row, "layer": "run"} for row in points]
@@ -37,7 +37,7 @@ def curves(comparison: Comparison) -> Chart:
 
 def _layers(measure: str) -> list[Chart]:
     x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
-    # Two lines, because a panel is not high.
+    # Split the title into two lines, because the panels are not tall.
     title = ["score on", HELD_OUT]
     if measure == TRAINING:
         title = [TRAINING, f"mean of up to {LAST_STEPS} steps"]
@@ -63,7 +63,7 @@ def _layers(measure: str) -> list[Chart]:
 
 
 def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the points of every run, and for each arm median and range over its runs."""
+    """Return the curve points of every run, and the median and range over the runs of each arm."""
     points, bands, measure = [], [], comparison.scoring.measure
     for arm in comparison.arms:
         drawn = [(run, _thinned(curve_of(run, measure))) for run in arm.runs]
@@ -86,7 +86,7 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Yield median and range at the steps that all runs have."""
+    """Yield the median and the range of an arm's runs at the steps that all runs have."""
     for step in sorted(set.intersection(*(set(curve.steps) for curve in drawn)) if drawn else ()):
         at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
         _, seconds, tokens, score = np.median(at, 0).tolist()
@@ -96,6 +96,6 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Return at most MOST_POINTS of the curve, including the first and the last."""
+    """Return at most MOST_POINTS points of the curve, including the first and the last point."""
     num_points = min(len(curve.steps), MOST_POINTS)
     return curve.at(np.linspace(0, len(curve.steps) - 1, num_points).round().astype(int))

@@ -1,4 +1,4 @@
-"""Held-out scores by question, from evaluations/version_*.jsonl."""
+"""Read held-out scores by question from evaluations/version_*.jsonl."""
 
 import hashlib
 from collections import defaultdict
@@ -13,19 +13,19 @@ from rl.runtime.folder import RunFolder, step_of
 
 @dataclass(frozen=True, order=True)
 class Question:
-    """One example of the held-out split. Two runs share it if the user's messages are equal."""
+    """One held-out example. Questions of two runs are equal if their user messages are equal."""
 
     env: str
     example: str
-    digest: str  # of all user messages before the first answer
+    digest: str  # hash of all user messages before the first answer
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of one policy version."""
+    """The scores of one policy version by question."""
 
-    scores: dict[Question, float]  # mean reward; NaN if no rollout of the question has a reward
-    num_broken: int = 0  # lines that cannot be read
+    scores: dict[Question, float]  # mean reward, NaN if no rollout of the question was scored
+    num_broken: int = 0  # number of unreadable lines
 
 
 class _Line(msgspec.Struct):
@@ -39,18 +39,18 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def evaluated_versions(folder: RunFolder) -> list[int]:
-    """Return the evaluated versions, oldest first."""
+    """Return the evaluated policy versions, oldest first."""
     return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
-    """Return the evaluation of one version. A broken line is counted and skipped."""
-    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)  # by environment and example
+    """Return the evaluation of one policy version. Count and skip unreadable lines."""
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)  # key: (env, example id)
     asked: dict[tuple[str, str], msgspec.Raw] = {}
     num_broken = 0
     for line in folder.evaluation_of(version).read_bytes().splitlines():
         try:
-            line.decode()  # msgspec does not check the text of a Raw field
+            line.decode()  # raises for invalid UTF-8, which msgspec does not check in a Raw field
             rollout = _LINE.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):
             num_broken += 1
@@ -71,7 +71,7 @@ def _question(env: str, example: str, messages: msgspec.Raw) -> Question:
 
 
 def _user_text(messages: Any) -> str:
-    """Return the user's messages before the first answer. A system prompt belongs to the arm."""
+    """Return the user messages before the first answer. System prompts may differ between arms."""
     texts = []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

@@ -14,13 +14,13 @@ from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
 DECISIONS = {BETTER: "#2a9d5c", WORSE: "#d1495b", UNCLEAR: "#7d8ba1", "baseline": BASELINE_COLOUR}
-ROW = 26  # pixels of an arm
+ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class
 
 
 def forest(comparison: Comparison) -> Chart:
-    """Return a row per arm: seeds, interval, difference to the baseline, and decision."""
+    """Return the chart with one row per arm: seeds, interval, difference and decision."""
     rows = _arm_rows(comparison)
     order = [row["arm"] for row in rows]
     base = alt.Chart(alt.Data(values=rows))
@@ -49,7 +49,7 @@ def forest(comparison: Comparison) -> Chart:
     panels = [left.properties(width=300, title=f"{of}, {comparison.scoring.judged}")]
     if comparison.others:
         panels += _differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour)
-    height = ROW * len(order)
+    height = ROW_HEIGHT * len(order)
     panels = [panel.properties(height=height) for panel in panels]
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
@@ -57,8 +57,8 @@ def forest(comparison: Comparison) -> Chart:
 def _differences(
     comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color
 ) -> list[Chart]:
-    """Return the panel of differences, and a column with the same numbers and the decision."""
-    # The format has no number of digits, so that no two ticks have the same label.
+    """Return a panel that draws the differences, and a column with their values and decisions."""
+    # Do not fix the number of digits, so that all ticks have different labels.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
     zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])
@@ -77,7 +77,7 @@ def _differences(
 
 
 def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row per arm with its numbers."""
+    """Return one chart row per arm with its score, difference and decision."""
     rows = []
     for result in comparison.by_score:
         text = f"{result.difference:+.3f} {result.decision}"
@@ -94,7 +94,7 @@ def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a row per run: the dots of the forest plot."""
+    """Return one chart row per run, for the dots of the forest plot."""
     measure, rows = comparison.scoring.measure, []
     for result in comparison.results:
         for run, score in zip(result.runs, result.scores.runs.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The numbers of a comparison: report.json, report.csv, the tables of the terminal and the page."""
+"""Format the numbers of a comparison for report.json, report.csv, the terminal and the page."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from lab.report.statistics import BETTER, LEVEL, NUM_DRAWS, WORSE
 
 Record: TypeAlias = dict[str, Any]  # the numbers of one arm by their keys in report.json
 
-COLUMNS = {  # key in report.json: head in a table, format
+COLUMNS = {  # key in report.json: column title, number format
     "name": ("arm", ""),
     "scored_seeds": ("seeds", ""),
     "reward": ("score", ".3f"),
@@ -27,14 +27,14 @@ COLUMNS = {  # key in report.json: head in a table, format
     "p_value": ("p (Holm)", ".3g"),
     "chance_better": ("P(better)", ".0%"),
     "visible_difference": ("visible from", ".3f"),
-    "seeds_needed": ("seeds for it", ""),
+    "seeds_needed": ("seeds needed", ""),
     "interquartile": ("interquartile mean", ".3f"),
 }
-ON_TERMINAL = 7  # the first of these columns
+NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:
-    """Return the content of report.json. An unknown number is null."""
+    """Return the content of report.json, with null for unknown numbers."""
     record = {
         "question": comparison.question or None,
         "conclusion": conclusion(comparison),
@@ -48,11 +48,11 @@ def as_json(comparison: Comparison) -> bytes:
         "left_out": [{"run": run.name, "why": why} for run, why in comparison.left_out],
         "notes": comparison.notes,
     }
-    return msgspec.json.format(msgspec.json.encode(record), indent=1)  # NaN becomes null
+    return msgspec.json.format(msgspec.json.encode(record), indent=1)  # msgspec writes NaN as null
 
 
 def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Record]:
-    """Return a record per arm, the best first, arms without a run that counts last."""
+    """Return one record per arm, best arm first. Arms without a scored run come last."""
     records: dict[str, Record] = {}
     for result in comparison.by_score if comparison else ():
         numbers = {key: getattr(result, key) for key in COLUMNS if hasattr(result, key)}
@@ -72,7 +72,7 @@ def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Reco
 
 
 def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[list[str]]:
-    """Return the heads and a row of texts per arm, without columns that are empty for all arms."""
+    """Return the column titles and one row per arm, without columns that are empty for all arms."""
     columns = []
     for key, (head, spec) in list(COLUMNS.items())[:num_columns]:
         cells = [_cell(record.get(key), spec) for record in records]
@@ -82,14 +82,14 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
 
 
 def _cell(value: Any, spec: str) -> str:
-    """Return a number as text, a hyphen if it is unknown or a count of 0."""
+    """Return a number as text, or "-" if the number is unknown or a count of 0."""
     is_nan, is_no_count = value != value, type(value) is int and value == 0
     return "-" if value is None or is_nan or is_no_count else format(value, spec)
 
 
 def as_table(records: Sequence[Record]) -> Table:
     """Return the most important numbers as a table for the terminal."""
-    heads, *rows = table(records, ON_TERMINAL)
+    heads, *rows = table(records, NUM_TERMINAL_COLUMNS)
     drawn = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in heads:
         justify = "left" if head in ("arm", "decision") else "right"
@@ -101,9 +101,9 @@ def as_table(records: Sequence[Record]) -> Table:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return a table with one line per run."""
+    """Return the content of report.csv, with one line per run."""
     scores = {
-        id(run): score  # not by name, which runs of two folders may share
+        id(run): score  # key by id, because runs of two folders may share a name
         for result in comparison.results
         for run, score in zip(result.runs, result.scores.runs, strict=True)
     }

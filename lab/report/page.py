@@ -1,7 +1,7 @@
-"""The page of a comparison: one HTML file that loads nothing from outside, and its figures.
+"""Write the HTML page of a comparison, which loads no external files, and its figures.
 
 Charts come from forest.py and curves.py, numbers from numbers.py, the layout from page.html.
-Colours are CSS variables, so one drawing serves light mode, dark mode and paper.
+Colours are CSS variables, so that one chart works in light mode, in dark mode and on paper.
 """
 
 import time
@@ -29,21 +29,21 @@ from rl.runtime.folder import RunFolder
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
-SCALE = 2  # pixels of a PNG per unit
+PNG_SCALE = 2  # PNG pixels per unit of the chart
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page, and report.csv and figures/ beside it; `command` started the runs."""
+    """Write the page, report.csv and figures/. `command` is the command that started the runs."""
     drawn = {"forest": forest(comparison), "curves": curves(comparison)}
     specs = {name: chart.to_dict(validate=False) for name, chart in drawn.items()}
-    # A setting may contain a lone surrogate.
+    # Replace lone surrogates, which settings may contain and UTF-8 cannot encode.
     path.write_text(render(comparison, specs, command), errors="replace")
     path.with_suffix(".csv").write_text(as_csv(comparison), errors="replace")
     _write_figures(specs, path.parent / "figures")
 
 
 def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: str) -> str:
-    """Return the page as text."""
+    """Return the HTML of the page. `specs` are the Vega-Lite charts by name."""
     themed = {name: {**spec, "config": theme(*ON_PAGE)} for name, spec in specs.items()}
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.report").joinpath("page.html").read_text())
@@ -57,7 +57,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,
-        # NaN becomes null. A name that contains "</script>" must not end the script element.
+        # msgspec writes NaN as null. A "</script>" in a name must not end the script element.
         specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
         command=command,
@@ -68,7 +68,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
 
 
 def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
-    """Return the configuration of all charts: colours of text, of quiet text, and of lines."""
+    """Return the Vega-Lite theme with these colours of text, secondary text, and lines."""
     return {
         "background": "transparent",
         "font": "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif",
@@ -87,7 +87,7 @@ def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
 
 
 def settings(comparison: Comparison) -> list[list[str]]:
-    """Return the settings in which arms differ: a row of heads, then a row per setting."""
+    """Return a table of the settings in which arms differ: a title row, then a row per setting."""
     base = comparison.baseline.arm
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]
     rows = [["setting", *(arm.name for arm in arms)]]
@@ -98,7 +98,7 @@ def settings(comparison: Comparison) -> list[list[str]]:
 
 
 def num_models(comparison: Comparison) -> int:
-    """Return the number of different models that the runs start from, as far as it is known."""
+    """Return the number of different initial models, as far as their fingerprints are known."""
     found = set()
     for folder in (run.folder for run in comparison.runs if run.folder):
         with suppress(OSError, IndexError):
@@ -107,7 +107,7 @@ def num_models(comparison: Comparison) -> int:
 
 
 def vega_script() -> str:
-    """Return the JavaScript of Vega, from the cache because bundling it takes seconds."""
+    """Return the JavaScript of Vega. The script is cached, because bundling takes seconds."""
     import vl_convert
 
     path = cache_folder() / f"vega-{version('vl-convert-python')}.js"
@@ -121,7 +121,7 @@ def vega_script() -> str:
 
 
 def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Write each chart as PNG and SVG on white, for a paper or a message."""
+    """Write each chart as PNG and SVG with a white background."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -129,4 +129,4 @@ def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
     for name, spec in specs.items():
         svg = vl_convert.vegalite_to_svg(msgspec.json.encode(spec | {"config": config}).decode())
         (folder / f"{name}.svg").write_text(svg)
-        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=SCALE))
+        (folder / f"{name}.png").write_bytes(vl_convert.svg_to_png(svg, scale=PNG_SCALE))

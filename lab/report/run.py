@@ -1,4 +1,4 @@
-"""One run as a report needs it: how it ended, its settings, its curves, its scores by question."""
+"""Read one run for a report: its end, its settings, its curves, and its scores by question."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
 from rl.runtime.text import key_of, strip_escapes
 
-LAST_STEPS = 10  # the mean reward of these is the score of a run without evaluations
-RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # differ between runs of one arm
-_LONGEST_TEXT = 300  # characters of an override, or of the cause of a failure
+LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
+RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
+_LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Scores, with the steps, seconds and tokens of the run before each of them."""
+    """A learning curve: scores, and the steps, seconds and tokens before each score."""
 
     steps: Floats
     seconds: Floats
@@ -35,15 +35,15 @@ class Curve:
 
     @property
     def columns(self) -> tuple[Floats, ...]:
-        """The values of all points, column by column."""
+        """The four arrays of the curve, in the order of the fields."""
         return self.steps, self.seconds, self.tokens, self.scores
 
     def at(self, points: Any) -> "Curve":
-        """Return only these points, given by index or by a mask."""
+        """Return a curve with only the given points. `points` are indices or a mask."""
         return Curve(*(column[points] for column in self.columns))
 
     def smoothed(self, window: int) -> "Curve":
-        """Return the running mean of the last `window` scores, of fewer at the beginning."""
+        """Return the curve with the running mean of the scores over up to `window` points."""
         sums = np.concatenate([[0.0], self.scores.cumsum()])
         ends = np.arange(1, len(sums))
         starts = np.maximum(ends - window, 0)
@@ -55,42 +55,42 @@ NO_CURVE = Curve(*(np.array([], float) for _ in range(4)))
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """One run."""
+    """One run, with the data that a report shows."""
 
     name: str
     folder: Path | None = None
-    overrides: tuple[str, ...] = ()  # without the seed and the place of the run
-    config: dict[str, Any] = field(default_factory=dict)  # by dotted key, without RUN_KEYS
+    overrides: tuple[str, ...] = ()  # overrides whose keys are not in RUN_KEYS
+    config: dict[str, Any] = field(default_factory=dict)  # settings by dotted key, without RUN_KEYS
     seed: Any = None
-    cause: str = ""  # why it did not finish; "" if it did
+    cause: str = ""  # why the run did not finish, "" if it finished
     num_steps: int = 0
     max_steps: int = 1
     seconds: float = 0.0
     tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
-    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # by version, oldest first
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
-    command: str = ""  # that resumes it
+    command: str = ""  # the command that resumes the run
 
     @property
     def finished(self) -> bool:
-        """Whether the run counts."""
+        """Whether the run has finished and therefore enters the comparison."""
         return not self.cause
 
     @property
     def training_reward(self) -> float | None:
-        """The mean reward of the last steps; None for a run without rewards."""
+        """The mean reward of the last LAST_STEPS steps, or None for a run without rewards."""
         rewards = self.training.scores[-LAST_STEPS:]
         return float(rewards.mean()) if len(rewards) else None
 
     @property
     def questions(self) -> set[Question]:
-        """The questions of the last evaluation."""
+        """The questions of the last evaluation, empty for a run without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged_versions(self, num_judged: int) -> list[int]:
-        """Return the last evaluated versions; the untrained version 0 only if it is the only."""
+        """Return the last `num_judged` versions, without the untrained version 0 if possible."""
         trained = [version for version in self.evaluations if version > 0]
         return trained[-num_judged:] or list(self.evaluations)
 
@@ -98,16 +98,16 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Read a run, with the last `num_judged` of its evaluations.
+    """Read a run with its last `num_judged` evaluations.
 
-    `folder` is None if the job of a sweep failed before it had one, and `error` says why.
+    `folder` is None if a sweep's job failed before its folder existed. `error` is then the reason.
     """
     meaningful = tuple(sorted(_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     if folder is None:
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
-            cause=_readable(error or "it failed before it had a folder"),
+            cause=_readable(error or "it failed before its folder was created"),
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
@@ -135,12 +135,12 @@ def read_run(
 
 
 def _readable(text: str) -> str:
-    """Return the text without characters that JSON or the drawing library refuses."""
+    """Return the shortened text without characters that JSON or the chart library rejects."""
     return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
-    """Return all settings by dotted key; empty if config.yaml is missing or broken."""
+    """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
         return _flat(load_yaml(folder.config.read_bytes()))
     except (OSError, yaml.YAMLError):
@@ -157,20 +157,20 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
-    """Return the settings that runs of one arm share."""
-    # Match whole words: a run called grpo must not hide the loss losses.grpo.grpo.
+    """Return the settings that all runs of one arm share."""
+    # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
         key: value
         for key, value in settings.items()
         if key.rpartition(".")[2] not in RUN_KEYS
-        and key.partition(".")[0] not in ("format", "learned")  # of config.yaml, not of the run
+        and key.partition(".")[0] not in ("format", "learned")  # metadata of config.yaml
         and not (isinstance(value, str) and name.search(value))
     }
 
 
 def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
-    """Return why a run did not finish, "" if it did."""
+    """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
     num_steps = steps_done(rows)
@@ -188,7 +188,7 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:
-    """Return the sum of a metric before each line, and after the last [T + 1]."""
+    """Return the cumulative sums of a metric before each row, and after the last row [T + 1]."""
     values = np.array([row.get(name) for row in rows], float)  # numpy turns None into NaN
     return np.concatenate([[0.0], np.nan_to_num(values).cumsum()])
 

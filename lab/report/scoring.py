@@ -1,4 +1,4 @@
-"""The score of each run: on the same held-out questions, else the reward of its last steps."""
+"""Score each run on the same held-out questions, else by the training reward of its last steps."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,45 +13,45 @@ from lab.report.run import LAST_STEPS, Curve, Run
 from lab.report.statistics import Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
-FEWEST_SHARED = 0.5  # of the baseline's questions, for a run to be compared with it
+FEWEST_SHARED = 0.5  # minimum share of the baseline's questions that a run must have
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredArm:
-    """The runs of an arm that can be scored like those of all other arms."""
+    """The scored runs of one arm, with their scores."""
 
     arm: Arm
-    runs: tuple[Run, ...]  # one per row of `scores`
+    runs: tuple[Run, ...]  # one run per row of `scores`
     scores: Scores
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The scores of all runs by one measure."""
+    """The scores of all arms by the same measure."""
 
     measure: str  # HELD_OUT or TRAINING
-    judged: str  # the versions or steps, in words
+    judged: str  # description of the scored versions or steps
     arms: tuple[ScoredArm, ...]
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
-    questions: tuple[Question, ...] = ()  # the columns of the scores; empty for TRAINING
+    questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
 
     @property
     def runs(self) -> list[Run]:
-        """Every scored run."""
+        """All scored runs of all arms."""
         return [run for arm in self.arms for run in arm.runs]
 
 
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
-    """Score the finished runs on the questions of the baseline's runs, if these were evaluated.
+    """Score the finished runs on the baseline's questions, else by their training reward.
 
-    A run with other questions is left out, and so is a run that was scored on few of them. A
-    question on which one of the remaining runs was not scored is left out.
+    A run is excluded if it has, or was scored on, too few of these questions. A question is
+    excluded if any of the remaining runs has no score for this question.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:
         return _by_training_reward(arms)
     reference = Counter(asked).most_common(1)[0][0]
-    tables: dict[int, dict[Question, float]] = {}  # of the runs that count, by their ids
+    tables: dict[int, dict[Question, float]] = {}  # scores of each kept run, by id(run)
     kept: list[tuple[Arm, list[Run]]] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
@@ -61,7 +61,7 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
-                left_out.append((run, f"it was asked other questions than {baseline.name}"))
+                left_out.append((run, f"it was evaluated on other questions than {baseline.name}"))
             elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
                 left_out.append((run, "it could not be scored on most of its questions"))
             else:
@@ -97,13 +97,13 @@ def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
 
 
 def _last_steps_in_words(runs: Sequence[Run]) -> str:
-    """Return how many steps were scored. A run may be shorter than LAST_STEPS."""
+    """Return the number of scored steps in words. A run may have fewer steps than LAST_STEPS."""
     counts = _range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
     return "the last step" if counts == "1" else f"the last {counts} steps"
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
-    """Return which versions were scored."""
+    """Return the scored policy versions in words."""
     versions = [run.judged_versions(num_judged) for run in runs]
     last, most = _range([one[-1] for one in versions]), max(map(len, versions))
     name = f"version{'s' * (' ' in last)} {last}"
@@ -111,13 +111,13 @@ def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Return the numbers as text: 6, or 6 to 10."""
+    """Return the range of the numbers as text, such as "6" or "6 to 10"."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
 
 def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
-    """Return the mean over the judged versions for each question that was scored in all of them."""
+    """Return the mean over the judged versions for each question that all these versions scored."""
     tables = [run.evaluations[version].scores for version in run.judged_versions(num_judged)]
     questions = set(tables[0]).intersection(*tables) if tables else set()
     means = {q: float(np.mean([table[q] for table in tables])) for q in questions}
@@ -125,5 +125,5 @@ def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
 
 
 def curve_of(run: Run, measure: str) -> Curve:
-    """Return the run's scores over its steps."""
+    """Return the learning curve of a run for the given measure."""
     return run.held_out if measure == HELD_OUT else run.training.smoothed(LAST_STEPS)

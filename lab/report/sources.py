@@ -1,4 +1,4 @@
-"""Find and read the runs of a report: those of a sweep's folder, or run folders themselves."""
+"""Find and read the runs of a report in sweep folders and run folders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class Sources:
-    """Runs in the order in which they were started, and what their sweep records."""
+    """The runs of a report in order of start, with the question and command of their sweep."""
 
     runs: list[Run]
-    question: str  # of the first sweep that has one
-    command: str  # that started the first sweep
-    notes: list[str]  # what could not be read
+    question: str  # the question of the first sweep that has a question
+    command: str  # the command that started the first sweep
+    notes: list[str]  # warnings about unreadable folders and files
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     """Read the runs of sweep folders, run folders and folders of run folders, each run once."""
-    runs: dict[Any, Run] = {}  # by folder
+    runs: dict[Any, Run] = {}  # key: resolved folder of the run
     notes: list[str] = []
     texts = {"question": "", "command": ""}
     for path in paths:

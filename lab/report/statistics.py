@@ -4,18 +4,18 @@
     score     mean of y;  difference = score(arm) - score(baseline), paired in q
 
 Intervals are percentiles of a two-way bootstrap: seeds are drawn within each arm; questions are
-drawn once for all arms, within their environment. The spread of these draws is biased in two ways.
-The noise of single rollouts enters up to three times (Owen 2007, "The pigeonhole bootstrap"), and n
-seeds drawn from n vary less than new seeds. So the draws are stretched about the estimate to the
-spread of
+drawn once for all arms, separately per environment. The variance of these draws is biased in two
+ways. The noise of single rollouts is counted up to three times (Owen 2007, "The pigeonhole
+bootstrap"), and n seeds drawn from n vary less than n new seeds. The deviations of the draws from
+the estimate are therefore scaled to the variance
 
     V = sum_a A_a + C - sum_a R_a     A  between the seeds of an arm: var_s(mean_q y) / S
                                       C  between questions: var_q(mean_s y, or its difference) / Q
                                       R  noise that is in both: var(residual) / (S Q)
 
-(two-way clustering: Cameron, Gelbach, Miller 2011), times t / z for its degrees of freedom
-(Satterthwaite 1946). With fewer than FEWEST_SEEDS seeds in an arm its seeds are taken as given.
-Such an interval does not know how much seeds differ, so the arm cannot be called better or worse.
+(two-way clustering: Cameron, Gelbach, Miller 2011), and by t / z for the degrees of freedom of V
+(Satterthwaite 1946). If an arm has fewer than FEWEST_SEEDS seeds, its seeds are not resampled. The
+interval then lacks the variance between seeds, so the arm cannot be called better or worse.
 """
 
 from collections.abc import Sequence
@@ -29,39 +29,39 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 
 NUM_DRAWS = 10_000
-LEVEL = 0.95  # of every interval
-ERROR = 0.05  # share of sweeps of equal arms in which some arm may be called better or worse
-POWER = 0.8  # chance that a true difference of the smallest visible size is found
-FEWEST_SEEDS = 3  # to be resampled
-MOST_SEEDS = 1000  # that a report recommends
+LEVEL = 0.95  # confidence level of every interval
+ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
+POWER = 0.8  # statistical power at the smallest visible difference
+FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
+MOST_SEEDS = 1000  # maximum number of seeds that a report recommends
 BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its interval; the ends are NaN if its spread is unknown."""
+    """An estimate with its interval. The ends are NaN if the spread is unknown."""
 
     value: float
     low: float
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return the estimate, and its interval if that is known: 0.512 [0.500, 0.524]."""
+        """Return the estimate, and the interval if it is known: 0.512 [0.500, 0.524]."""
         ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite(self.low) else ""
         return f"{self.value:{spec}}{ends}"
 
     def __abs__(self) -> "Interval":
-        """Return the interval of the difference in the direction in which it is positive."""
+        """Return the interval with its sign changed if the estimate is negative."""
         return self if self.value >= 0 else Interval(-self.value, -self.high, -self.low)
 
     def excludes(self, value: float) -> bool:
-        """Return whether the value lies outside; False if the ends are unknown."""
+        """Return True if the interval does not contain `value`, False if its ends are unknown."""
         return bool(self.low > value or self.high < value)
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of one arm: y [S, Q], and the number of each question's environment [Q]."""
+    """The scores y [S, Q] of one arm, and the environment index of each question [Q]."""
 
     y: Floats
     strata: NDArray[np.int64]
@@ -73,17 +73,17 @@ class Scores:
 
     @property
     def resamples_seeds(self) -> bool:
-        """Whether there are enough seeds to estimate how much they differ."""
+        """Whether the arm has enough seeds to estimate the variance between seeds."""
         return self.num_seeds >= FEWEST_SEEDS
 
     @property
     def runs(self) -> Floats:
-        """The score of each seed [S]."""
+        """The mean score of each seed [S]."""
         return self.y.mean(1)
 
     @property
     def between_seeds(self) -> float:
-        """A: the variance of the score from its seeds; 0 if they are taken as given."""
+        """A: the variance of the score between seeds, 0 if the seeds are not resampled."""
         return float(self.runs.var(ddof=1) / self.num_seeds) if self.resamples_seeds else 0.0
 
     @cached_property
@@ -102,27 +102,28 @@ class Scores:
 
 
 def _by_stratum(y: Floats, strata: NDArray[np.int64]) -> list[tuple[Floats, float]]:
-    """Return the columns of each environment, and its share of all questions."""
+    """Return the columns of `y` for each environment, and the environment's share of questions."""
     columns = [y[..., strata == stratum] for stratum in np.unique(strata)]
     return [(one, one.shape[-1] / len(strata)) for one in columns]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The variance of a score, or of a difference of two scores, by its source."""
+    """The variance of a score or of a difference of two scores, split by source."""
 
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
-    questions: float  # C
-    noise: float  # R
-    free_questions: int  # degrees of freedom of C: all questions but one per environment
+    questions: float  # C, the variance between questions
+    noise: float  # R, the noise variance
+    # degrees of freedom of C, the number of questions minus one per environment
+    free_questions: int
 
     @property
     def variance(self) -> float:
-        """V; NaN if it can be estimated neither from seeds nor from questions."""
+        """The total variance V, or NaN if neither seeds nor questions allow an estimate."""
         seeds = sum(variance for variance, _ in self.seeds)
         if not self.seeds and not self.free_questions:
             return float("nan")
-        # V contains A and C, so only chance can make its estimate smaller than either.
+        # V contains A and C, so an estimate of V below A or C is due to chance.
         return max(seeds + self.questions - self.noise, seeds, self.questions)
 
     @property
@@ -132,16 +133,16 @@ class Spread:
 
     @property
     def freedom(self) -> float:
-        """Degrees of freedom of V, in which A counts by the share of V that is not C."""
+        """The degrees of freedom of V, with the seed term scaled by (V - C) / A."""
         total = sum(variance for variance, _ in self.seeds)
         return self._freedom((self.variance - self.questions) / total if total else 0.0)
 
     @property
     def cautious_freedom(self) -> float:
-        """Degrees of freedom for decisions, in which A counts in full.
+        """The degrees of freedom of V for decisions, with the full seed term.
 
-        Among many arms, the few seeds of some arms are alike by chance. With `freedom`, one in
-        eight sweeps of twelve equal arms would name a winner; with this, one in thirty.
+        Among many arms, the few seeds of some arms agree by chance. In sweeps of twelve equal arms,
+        `freedom` would name a winner in one of 8 sweeps, `cautious_freedom` in one of 30.
         """
         return self._freedom(1.0)
 
@@ -151,14 +152,14 @@ class Spread:
         return float(self.variance**2 / terms) if terms else float("inf")
 
     def with_seeds(self, num_seeds: int) -> "Spread":
-        """Return the spread to expect with this number of seeds in each arm."""
+        """Return the spread that is expected with `num_seeds` seeds in each arm."""
         seeds = tuple((variance * old / num_seeds, num_seeds) for variance, old in self.seeds)
-        questions = max(self.questions - self.noise, 0.0)  # more seeds do not reduce it
+        questions = max(self.questions - self.noise, 0.0)  # more seeds do not reduce this variance
         return Spread(seeds, questions, 0.0, self.free_questions)
 
 
 def spread_of(arm: Scores, baseline: Scores | None = None) -> Spread:
-    """Return the spread of an arm's score, or of its difference to the baseline's."""
+    """Return the spread of an arm's score, or of the difference to the baseline's score."""
     arms = [arm] if baseline is None else [arm, baseline]
     means = arm.y.mean(0) if baseline is None else arm.y.mean(0) - baseline.y.mean(0)
     questions = sum(
@@ -174,7 +175,7 @@ def spread_of(arm: Scores, baseline: Scores | None = None) -> Spread:
 def question_weights(
     strata: NDArray[np.int64], rng: np.random.Generator, num_draws: int = NUM_DRAWS
 ) -> Floats:
-    """Return the weight of each question in each draw [D, Q]; the sum of a row is 1."""
+    """Return the weight of each question in each draw [D, Q]. Each row sums to 1."""
     weights = np.empty((num_draws, len(strata)))
     for stratum in np.unique(strata):
         chosen = np.flatnonzero(strata == stratum)
@@ -183,7 +184,7 @@ def question_weights(
 
 
 def seed_weights(num_seeds: int, rng: np.random.Generator, num_draws: int = NUM_DRAWS) -> Floats:
-    """Return the weight of each seed in each draw [D, S]; the sum of a row is 1."""
+    """Return the weight of each seed in each draw [D, S]. Each row sums to 1."""
     if num_seeds < FEWEST_SEEDS:
         return np.full((num_draws, num_seeds), 1 / num_seeds)
     return _multinomial(num_seeds, rng, num_draws) / num_seeds
@@ -199,7 +200,7 @@ def draw_scores(scores: Scores, seeds: Floats, questions: Floats) -> Floats:
 
 
 def interval(value: float, draws: Floats, spread: Spread) -> Interval:
-    """Return percentiles of the draws, stretched about the value to its spread."""
+    """Return the interval of `value` from percentiles of the draws, rescaled to `spread`."""
     error, drawn = spread.standard_error, float(draws.std())
     if np.isnan(error):
         return Interval(value, float("nan"), float("nan"))
@@ -211,7 +212,7 @@ def interval(value: float, draws: Floats, spread: Spread) -> Interval:
 
 
 def p_value(difference: float, spread: Spread) -> float:
-    """Return the two-sided p-value of a difference by Student's t; NaN if it is unknown."""
+    """Return the two-sided p-value of a difference by Student's t, or NaN if it is unknown."""
     from scipy.special import stdtr
 
     if np.isnan(spread.standard_error):
@@ -222,7 +223,7 @@ def p_value(difference: float, spread: Spread) -> float:
 
 
 def student_quantile(freedom: Any, probability: float) -> Any:
-    """Return a quantile of Student's t, or of the normal distribution for infinite freedom."""
+    """Return a quantile of Student's t distribution, which is normal for infinite freedom."""
     from scipy.special import ndtri, stdtrit
 
     freedom = np.asarray(freedom, float)
@@ -231,7 +232,7 @@ def student_quantile(freedom: Any, probability: float) -> Any:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number (Holm 1979). NaN stays NaN."""
+    """Return the p-values adjusted for multiple tests (Holm 1979). NaN stays NaN."""
     known = sorted((p, index) for index, p in enumerate(p_values) if not np.isnan(p))
     adjusted, highest = list(p_values), 0.0
     for rank, (p, index) in enumerate(known):
@@ -248,26 +249,26 @@ def decide(difference: Interval, adjusted_p: float, *, knows_seeds: bool) -> str
 
 
 def chance_better(arm: Floats, baseline: Floats) -> float:
-    """Return the share of pairs in which the arm [S] beats the baseline [T]; a tie counts half."""
+    """Return the share of seed pairs in which the arm [S] beats the baseline [T]. A tie is 1/2."""
     pairs = arm[:, None] - baseline[None, :]
     return float((pairs > 0).mean() + (pairs == 0).mean() / 2)
 
 
 def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
-    """Return the smallest true difference that is found with chance POWER; NaN if unknown."""
+    """Return the smallest true difference that is detected with probability POWER, or NaN."""
     return spread.standard_error * float(_num_errors(spread.cautious_freedom, num_comparisons))
 
 
 def _num_errors(freedom: Any, num_comparisons: int) -> Any:
-    """Return how many standard errors a difference must have to be found with chance POWER."""
+    """Return the detectable difference in standard errors, for detection with probability POWER."""
     tail = 1 - ERROR / 2 / max(num_comparisons, 1)
     return student_quantile(freedom, tail) + student_quantile(freedom, POWER)
 
 
 def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) -> int | None:
-    """Return the seeds of each arm with which this true difference is found with chance POWER.
+    """Return the seeds per arm that detect this true difference with probability POWER.
 
-    None if no number of seeds suffices; then more questions are needed.
+    Return None if no number of seeds suffices. Only more questions help then.
     """
     if len(spread.seeds) < 2 or not difference:
         return None
@@ -286,9 +287,9 @@ def interquartile_mean(values: Floats) -> Any:
 
 
 def interquartile_interval(scores: Scores, rng: np.random.Generator) -> Interval:
-    """Return the interquartile mean over environment x seed; seeds are drawn per environment.
+    """Return the interquartile mean over environments and seeds, with its interval.
 
-    The interval is a plain percentile interval (Agarwal et al. 2021), without the stretching.
+    Seeds are resampled per environment. The ends are plain percentiles (Agarwal et al. 2021).
     """
     means = np.stack([one.mean(1) for one, _ in _by_stratum(scores.y, scores.strata)])  # [E, S]
     value = float(interquartile_mean(means.ravel()))

@@ -11,9 +11,9 @@ from rl.runtime.sweep_folder import SWEEP_VARIABLE, sweep_of_this_process
 
 
 class SweepSummary(Callback):
-    """Prints the report of a --multirun and writes it into the sweep's folder.
+    """Hydra callback that prints the report of a sweep and writes it to the sweep's folder.
 
-    It reads the records of the jobs, so a sweep that dies half way also gets its report.
+    The report is made from the job records, so an interrupted sweep also gets a report.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
@@ -22,11 +22,11 @@ class SweepSummary(Callback):
         atexit.register(self.on_multirun_end, config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Print and write the report."""
+        """Print and write the report of the sweep."""
         atexit.unregister(self.on_multirun_end)
         if (sweep := sweep_of_this_process()) is None:
-            return  # refused before it began; Hydra 1.4 calls every callback nevertheless
+            return  # the sweep never started, but Hydra 1.4 still calls every callback
         del os.environ[SWEEP_VARIABLE]
-        from lab.report.command import report  # not at the top, because every run imports this file
+        from lab.report.command import report  # imported here, because every run imports this file
 
         report([sweep.path], sweep.path / "report.html")

@@ -1,1 +1,1 @@
-"""Sweeps: resumable jobs, cores and GPUs for parallel jobs, and their progress in lines."""
+"""Sweeps: resumable jobs, cores and GPUs for parallel jobs, and printed progress."""

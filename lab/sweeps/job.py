@@ -1,10 +1,10 @@
-"""One job of a sweep: skip it if it is done, else start or resume its run, and record the result.
+"""Skip, start or resume one job of a sweep, and record the job's result.
 
-the sweep's own process                      processes of a launcher, where there are any
+the sweep's own process                      processes of a launcher, if it starts any
 SweepStart: folder, jobs, slots, lines  ---> run_job: record, slot, log, the run itself
 
-A job is identified by its overrides, not by its number, so that a killed sweep finds its finished
-jobs again in another order, with more seeds, or with another launcher.
+A job is identified by its overrides, not by its number. A resumed sweep therefore finds its
+finished jobs in another order, with more seeds, or with another launcher.
 """
 
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from lab.sweeps.overview import announce
-from lab.sweeps.process import end_with, output_to
+from lab.sweeps.process import end_with_process, redirect_output_to
 from lab.sweeps.slots import Slot, slot_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
@@ -33,7 +33,7 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import strip_escapes
 
-Start = Callable[[str, bool], float | None]  # takes the run's name, and whether to resume
+Start = Callable[[str, bool], float | None]  # arguments: run name, whether to resume
 
 
 def run_job(
@@ -45,13 +45,12 @@ def run_job(
     max_steps: int,
     start: Start,
 ) -> float | None:
-    """Run a job unless it is done; return the value that the sweeper maximises.
+    """Run a job unless it is finished, and return the value that the sweeper maximises.
 
-    `run_name` is the name of a new run without the job's number; `start` starts or resumes the run.
+    `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
 
     Raises:
-        RunFailed: the run failed. In the sweep's own process, any error of `start`.
-
+        RunFailed: the run failed. In the sweep's own process, every error of `start` is raised.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"
@@ -65,8 +64,8 @@ def run_job(
     stopped: Stopped | None = None
     with ExitStack() as stack:
         if not in_sweeps_process:
-            end_with(**process)
-            stack.enter_context(output_to(sweep.log_of(number)))
+            end_with_process(**process)
+            stack.enter_context(redirect_output_to(sweep.log_of(number)))
         stack.enter_context(slot_of(slots))
         record.state, record.error, record.max_steps = RUNNING, DID_NOT_END, max_steps
         record.started, record.ended = time.time(), None
@@ -81,7 +80,7 @@ def run_job(
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
             elif not in_sweeps_process and isinstance(error, SystemExit):
-                raise RunFailed(record.error) from error  # so that the other jobs continue
+                raise RunFailed(record.error) from error  # SystemExit would end the other jobs
             else:
                 raise
         else:
@@ -90,13 +89,13 @@ def run_job(
             record.ended = time.time()
             sweep.write(number, record)
     if stopped:
-        stopped.raise_signal_again()  # submitit queues the job again and ends this process here
+        stopped.raise_signal_again()  # submitit then requeues the job and ends this process
         raise RunFailed(str(record.error)) from stopped
     return record.result
 
 
 def is_done(record: JobRecord, max_steps: int) -> bool:
-    """Return whether the job's run is there and has reached `max_steps`."""
+    """Return True if the job has a run that reached `max_steps`."""
     if record.state != DONE or record.folder is None:
         return False
     try:
@@ -107,12 +106,12 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the error behind an exit of the program."""
+    """Return the error that caused a SystemExit, or `error` itself."""
     return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
 
 
 def _message(error: BaseException) -> str:
-    """Return the first line of an error's message, else its class."""
+    """Return the first line of an error's message, or the error's class without a message."""
     cause = _cause(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED

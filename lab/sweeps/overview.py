@@ -1,7 +1,7 @@
-"""The state of a sweep as lines of text: at its start, when a job's state changes, and at its end.
+"""Print the state of a sweep at its start, when a job's state changes, and at its end.
 
-A job of a sequence prints its line before its run starts. Parallel jobs write to their own logs, so
-a thread of the sweep's process prints their lines.
+A sequential job prints its line before its run starts. The output of parallel jobs goes to their
+logs, so a thread of the sweep's process prints the lines of these jobs.
 """
 
 import time
@@ -25,45 +25,45 @@ _COUNTS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a sweep's last start."""
+    """The jobs of a sweep's latest start."""
 
     records: dict[int, JobRecord]
-    started: float  # unix seconds at which the sweep was started last
-    num_slots: int = 1  # jobs that run at the same time
+    started: float  # Unix time of the sweep's latest start
+    num_slots: int = 1  # number of jobs that run in parallel
 
     @cached_property
     def labels(self) -> dict[int, str]:
-        """The overrides that distinguish each job."""
+        """The overrides that distinguish each job from the other jobs."""
         names = labels([record.overrides for record in self.records.values()])
         return dict(zip(self.records, names, strict=True))
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """How many jobs are in each state."""
+        """The number of jobs in each state."""
         return Counter(record.state for record in self.records.values())
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the remaining seconds; None until a job is done."""
+        """The estimated remaining seconds, or None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
         times = [
             record.ended - record.started for record in done if record.ended and record.started
         ]
         waiting = [record for record in self.records.values() if record.state == WAITING]
-        # A job that this start cut short waits for the next start.
+        # A job that was interrupted during this start waits for the sweep's next start.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
         left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None
 
     def progress(self) -> str:
-        """Return the counts and the remaining time: 2 done, 1 failed, about 3 m 10 s left."""
+        """Return the progress as text: 2 done, 1 failed, about 3 m 10 s left."""
         states = (DONE, RUNNING, WAITING, FAILED)
         parts = [f"{self.counts[state]} {state}" for state in states if self.counts[state]]
         left = self.seconds_left
         return ", ".join(parts + ([f"about {duration(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return the state of one job and the progress of all; `log` is named if it has failed."""
+        """Return the state of one job and the overall progress. A failed job's line names `log`."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):
@@ -74,15 +74,15 @@ class Jobs:
 
 
 def read_jobs(sweep: SweepFolder) -> Jobs:
-    """Return the jobs of the last start; all jobs if the sweeper did not know them beforehand."""
+    """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs step by step."""
     records, info = sweep.records(), sweep.read_info()
     numbers = info.get("jobs")
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
     return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 
 
-def what_will_be_done(sweep: SweepFolder, command: str) -> str:
-    """Return the first lines of a sweep; `command` resumes it."""
+def start_message(sweep: SweepFolder, command: str) -> str:
+    """Return the lines that a sweep prints at its start. `command` resumes the sweep."""
     jobs, info = read_jobs(sweep), sweep.read_info()
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
     if jobs.records:
@@ -91,25 +91,25 @@ def what_will_be_done(sweep: SweepFolder, command: str) -> str:
         parts += [f"{len(jobs.records)} jobs"]
         parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
-    at_once = ""
+    parallel = ""
     if slots := info["slots"]:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
         each = [f"{cores} {'core' if cores == 1 else 'cores'}"]
         each += [f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"] if gpus else []
-        at_once = f"; {len(slots)} at once, each on {' and '.join(each)}"
-    lines.append(", ".join(parts) + at_once)
+        parallel = f"; {len(slots)} in parallel, each on {' and '.join(each)}"
+    lines.append(", ".join(parts) + parallel)
     lines.append(f"to resume it after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
 
 
 def announce(sweep: SweepFolder, number: int) -> None:
-    """Print which job starts, and the progress of all. For jobs that run one after another."""
+    """Print the start of a sequential job, and the overall progress."""
     print(f"\n{read_jobs(sweep).line_of(number)}", flush=True)  # noqa: T201
 
 
 @contextmanager
 def printing_changes(sweep: SweepFolder) -> Iterator[None]:
-    """Print a line when a job's state changes, and the progress once a minute, during the block."""
+    """While the block runs, print each change of a job's state, and the progress every minute."""
     end, states = Event(), {n: record.state for n, record in read_jobs(sweep).records.items()}
     thread = Thread(target=_print_changes, args=(sweep, states, end), daemon=True)
     thread.start()
@@ -124,7 +124,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
     counted, is_over = time.monotonic(), False
     with suppress(OSError):  # a closed terminal must not end the sweep
         while not is_over:
-            is_over = end.wait(_TICK_S)  # the last changes are printed after the end
+            is_over = end.wait(_TICK_S)  # print the last changes after `end` is set
             jobs = read_jobs(sweep)
             lines = []
             for number, record in jobs.records.items():
@@ -138,8 +138,8 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
                 print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)  # noqa: T201
 
 
-def what_is_left(sweep: SweepFolder, command: str) -> str:
-    """Return what `command` would still run; empty if every job is done."""
+def unfinished_message(sweep: SweepFolder, command: str) -> str:
+    """Return the number of unfinished jobs and the resuming `command`, or "" if all are done."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]
     if not left:

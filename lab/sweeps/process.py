@@ -1,4 +1,4 @@
-"""The process of a job, where it is not the sweep's own process."""
+"""Functions for jobs that run in a separate process, not in the sweep's own process."""
 
 import io
 import os
@@ -14,16 +14,16 @@ from threading import Thread
 
 
 def this_process() -> dict[str, str | int]:
-    """Return host and process id."""
+    """Return the host name and the process id."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
-@cache  # one thread for all jobs of this process
-def end_with(host: str, pid: int) -> None:
-    """Kill this process as soon as that process of the same host has ended.
+@cache  # start only one thread for all jobs of this process
+def end_with_process(host: str, pid: int) -> None:
+    """Kill this process as soon as process `pid` of the same host has ended.
 
-    A launcher that is killed does not end its workers, which would continue with the jobs. The
-    reaper ends the processes of the run.
+    A killed launcher does not end its workers, so they would continue with the jobs. The reaper
+    then ends the processes of the run.
     """
     if host != socket.gethostname():
         return
@@ -43,11 +43,11 @@ def _end_when_readable(descriptor: int) -> None:
 
 
 @contextmanager
-def output_to(path: Path) -> Iterator[None]:
+def redirect_output_to(path: Path) -> Iterator[None]:
     """Append the output of this process and of its children to a file while the block runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _flush()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # keep the order of stdout and stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):  # line buffering keeps stdout and stderr in order
         sys.stdout.reconfigure(line_buffering=True)
     before = {number: os.dup(number) for number in (1, 2)}
     with path.open("ab") as file:

@@ -1,8 +1,8 @@
-"""Slots: separate cores and GPUs for the jobs of sweeps that run at the same time on one machine.
+"""Slots: separate cores and GPUs for the jobs of sweeps that run in parallel on one machine.
 
-A process takes a slot by kernel locks, one file per device; all sweeps of a user share the files.
-The locks end with the process. The process and its children run on the cores of the slot only, and
-their number of threads follows from that (rl/inference/server.py, rl/trainer/loop.py).
+A process reserves a slot by locks on files that all sweeps of a user share, one file per device.
+The kernel releases the locks when the process ends. The process and its children use only the cores
+of the slot, which limit their number of threads (rl/inference/server.py, rl/trainer/loop.py).
 """
 
 import fcntl
@@ -18,28 +18,28 @@ from typing import Any
 from rl.config.schema import ConfigError
 
 _TICK_S = 0.5
-_CORES_OF_A_JOB = 2  # by default: one for vLLM, one for the trainer
+_CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
 
 
 @dataclass(frozen=True)
 class Slot:
-    """The devices of one job."""
+    """The CPU cores and the GPUs that one job may use."""
 
-    cores: tuple[int, ...]  # logical CPUs
-    gpus: tuple[str, ...]  # as in CUDA_VISIBLE_DEVICES
+    cores: tuple[int, ...]  # ids of logical CPUs
+    gpus: tuple[str, ...]  # device ids as in CUDA_VISIBLE_DEVICES
 
 
 def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[str]) -> list[Slot]:
-    """Return the slots for a launcher's jobs on this machine; none if the launcher places them.
+    """Return the slots for a launcher's jobs on this machine, or [] if no slots are necessary.
 
-    All slots are equal. Their number is joblib's n_jobs, or as many as submitit_local's
+    All slots have the same size. Their number is joblib's n_jobs, or as many as submitit_local's
     cpus_per_task and gpus_per_node allow, else one per GPU, or one per two cores. No two slots
     share a GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     num_jobs = launcher.get("n_jobs") or 0
     if kind not in ("JoblibLauncher", "LocalLauncher") or num_jobs == 1:
-        return []  # the jobs run one after another, or a scheduler places them
+        return []  # the jobs run one after another, or a scheduler assigns devices
     wanted = max(num_jobs, 0)
     per_core, per_gpu = launcher.get("cpus_per_task") or 0, launcher.get("gpus_per_node") or 0
     limits = [
@@ -47,7 +47,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
         _most_jobs("gpus_per_node", per_gpu, len(gpus), "GPUs"),
     ]
     limits = [most for most in limits if most]
-    default = len(gpus) or max(len(cores) // _CORES_OF_A_JOB, 1)
+    default = len(gpus) or max(len(cores) // _CORES_PER_JOB, 1)
     num = min(wanted or (min(limits) if limits else default), len(cores), len(gpus) or len(cores))
     num_cores, num_gpus = per_core or len(cores) // num, per_gpu or len(gpus) // num
     return [
@@ -71,8 +71,8 @@ def _most_jobs(key: str, each: int, available: int, what: str) -> int:
 def slot_of(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
     """Wait for a free slot and restrict this process to it while the block runs.
 
-    Yield None if there are no slots. `folder` contains the locks, in the temporary folder by
-    default, so that all sweeps of the user on this machine share them.
+    Yield None if `slots` is empty. `folder` contains the lock files. By default, all sweeps of the
+    user on this machine share a folder below the temporary folder.
     """
     if not slots:
         yield None

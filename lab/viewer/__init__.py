@@ -1,1 +1,1 @@
-"""view.py: show what a run said and what training did with it, in the browser or as one file."""
+"""The code of view.py: show rollouts and training records in the browser or in one file."""

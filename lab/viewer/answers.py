@@ -1,6 +1,6 @@
-"""What a page asks of a run, ready for JSON: a table of all rollouts, and single rollouts.
+"""Answer the requests of the viewer's page: a table of all rollouts, and single rollouts.
 
-The browser holds the table (a few numbers for each rollout, by column) and filters it. It requests
+The browser stores and filters the table, which has a few numbers per rollout. The browser requests
 conversations and tokens when the user opens a rollout.
 """
 
@@ -19,11 +19,11 @@ COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
     *("staleness", "push", "stop", "used", "error", "question"),
 )
-_MOST_BROKEN = 5  # lines that are named
+_MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, or all rows if the page has another generation."""
+    """Return the rows from number `start` on, or all rows if the page's generation is outdated."""
     with index.lock:
         if generation != index.generation:
             start = 0
@@ -43,17 +43,17 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
 
 
 def facts(index: RunIndex) -> dict[str, Any]:
-    """Return the run's name, whether it is going on, and what could not be read."""
+    """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:
-        ensure_free(index.run_folder, patience_s=0)  # without waiting: a page asks every second
+        ensure_free(index.run_folder, patience_s=0)  # never wait, because a page polls every second
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
-    problems = broken[:_MOST_BROKEN]
-    if len(broken) > _MOST_BROKEN:
-        problems.append(f"and {len(broken) - _MOST_BROKEN} more lines like that")
-    if not going:  # a run that is going on may be writing the line
+    problems = broken[:_MAX_BROKEN]
+    if len(broken) > _MAX_BROKEN:
+        problems.append(f"and {len(broken) - _MAX_BROKEN} more unreadable lines")
+    if not going:  # an active run may still be writing its last line
         half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
         problems += [f"{name} ends with an incomplete line" for name in half]
     if index.records_problem:
@@ -68,7 +68,7 @@ def facts(index: RunIndex) -> dict[str, Any]:
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return whole lines of rollout files, each with the `n` of its row."""
+    """Return the complete records of these rollouts, each with its row number `n`."""
     lines = []
     for n in sorted(numbers):
         row = index.rows[n]
@@ -80,7 +80,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tokens(index: RunIndex, number: int) -> dict[str, Any]:
-    """Return a rollout's rows of tokens and their training record, or why there are none."""
+    """Return a rollout's token rows with their training record, or the reason for their absence."""
     row = index.rows[number]
     if row.source == "evaluation":
         return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
@@ -89,7 +89,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
-    """Return the numbers in the configuration of the run's loss; a page quotes clipping bounds."""
+    """Return the numeric options of the run's loss, because the page shows clipping bounds."""
     try:
         config = yaml.safe_load(index.run_folder.config.read_text())
         return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
@@ -98,12 +98,12 @@ def _loss_options(index: RunIndex) -> dict[str, Any]:
 
 
 def search(index: RunIndex, text: str) -> list[int]:
-    """Return the numbers of the rollouts that contain a text, ignoring case."""
+    """Return the row numbers of the rollouts that contain `text`, ignoring case."""
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 
 def matching(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
-    """Return the numbers of the rollouts whose columns have these values, written as text."""
+    """Return the row numbers of the rollouts whose columns equal the `wanted` values as text."""
     return [
         n
         for n, row in enumerate(index.rows)

@@ -1,4 +1,4 @@
-"""The command line of view.py: which runs to show, in the browser or as one file.
+"""The command line of view.py, which shows runs in the browser or exports them to one file.
 
 python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page.html]
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
 
 USAGE = """\
-Show what a run said, and what training did with every token:
+Show the rollouts of a run, and what training recorded for every token:
 
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
@@ -35,7 +35,7 @@ KEYS = ("port", "export", *FILTERS)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command and return the exit status."""
+    """Run view.py with these arguments, and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE, markup=False)
@@ -57,14 +57,14 @@ def _runs_here() -> str:
     runs = [path for path in below if RunFolder(path).is_run]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
-        return "There are no runs in outputs/ yet: python train.py makes one."
+        return "There are no runs in outputs/ yet: start one with python train.py."
     listed = [f"    python view.py {run}" for run in runs[:20]]
     more = [f"    ... and {len(runs) - 20} more"] if len(runs) > 20 else []
     return "\n".join(["Runs, the latest first:", "", *listed, *more])
 
 
 def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
-    """Return the runs of all folders under unique names. ValueError if a folder has none."""
+    """Return the runs of all folders by unique name. Raise ValueError for a folder without runs."""
     runs: dict[Path, RunFolder] = {}
     for folder in folders:
         found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
@@ -83,7 +83,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     runs = _runs_of(folders)
-    from lab.viewer.index import RunIndex  # late, because it takes a second to import
+    from lab.viewer.index import RunIndex  # late, because this import takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
     with console.status("reading"):
@@ -124,7 +124,7 @@ def _serve(
     fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
     try:
-        # It listens at once, so that a browser that connects early waits for the server.
+        # Listen before the server starts, so that an early browser waits for the server.
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         problem = f"port={port} is not available ({error.strerror}): choose another"
@@ -135,5 +135,7 @@ def _serve(
         app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
     console.print(address, markup=False)
-    console.print("Ctrl-C ends it. The page follows the run.", style="dim")
+    console.print(
+        "Ctrl-C stops the server. The page shows new rollouts as they are written.", style="dim"
+    )
     uvicorn.Server(config).run(sockets=[listener])

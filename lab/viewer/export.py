@@ -1,7 +1,7 @@
-"""The viewer's page with some rollouts as one HTML file, which opens from disk and can be mailed.
+"""Export the viewer's page with some rollouts as one HTML file, which opens from disk.
 
-The modules of the page become one script, the rollouts a compressed block of text. The content
-security policy names that script by its hash, so the browser runs nothing else and loads nothing.
+The file contains the page's modules as one script, and the rollouts as compressed text. The content
+security policy allows only that script, by its hash, and forbids network requests.
 """
 
 import base64
@@ -21,13 +21,13 @@ from lab.viewer.rollout_lines import Row
 from rl.runtime.folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
-MOST_ROLLOUTS = 8000  # with all their tokens about 25 MB, which mail still accepts
+MOST_ROLLOUTS = 8000  # about 25 MB with all tokens, which mail servers still accept
 _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rollouts of a run, by number."""
+    """The rollouts of one run to export, by row number."""
 
     index: RunIndex
     name: str
@@ -35,13 +35,12 @@ class Chosen:
 
 
 def page(chosen: Sequence[Chosen], note: str = "") -> str:
-    """Return the text of the file; `note` says on the page what was chosen.
+    """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
 
     Groups are exported whole, so that every rollout can be compared with its group.
 
     Raises:
-        ValueError: there are no rollouts, or too many for a file.
-
+        ValueError: there are no rollouts, or too many rollouts for one file.
     """
     numbers = []
     for one in chosen:
@@ -83,7 +82,7 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
 
 
 def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
-    """Write the page of a run's first rollouts, as many whole groups as one file may hold."""
+    """Write a page with the first groups of a run, up to MOST_ROLLOUTS rollouts."""
     index = RunIndex(run_folder)
     index.refresh()
     numbers = list(range(len(index.rows)))
@@ -99,7 +98,7 @@ def _group(row: Row) -> tuple[str, int, int]:
 
 
 def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
-    """Return what a page would request, with rollouts numbered from 0."""
+    """Return the answers to all requests of a page, with rollouts numbered from 0."""
     table = answers.table(chosen.index)
     table["columns"] = {
         name: [values[n] for n in numbers] for name, values in table["columns"].items()
@@ -108,7 +107,7 @@ def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
     steps = {str(step) for step in table["columns"]["step"]}
     table["titles"] = {key: text for key, text in table["titles"].items() if key in asked}
     table["scales"] = {key: value for key, value in table["scales"].items() if key in steps}
-    # The recipient of the file must not learn paths of this machine.
+    # Remove local paths and problems, because other people may receive the file.
     table |= {"name": chosen.name, "path": "", "going": False, "problems": []}
     return {
         "table": table,
@@ -118,6 +117,6 @@ def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
 
 
 def _bundle() -> str:
-    """Return all modules of the page as one script; no two may declare the same name."""
+    """Return all JavaScript modules of the page as one script. Top-level names must be unique."""
     paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
     return "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)

@@ -1,10 +1,10 @@
-"""The index of one run: a row for each rollout, in memory, kept up to date.
+"""The index of one run in memory: one row per rollout, updated from the run's files.
 
     rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
 
-`refresh` reads only the files that have changed. Rows are numbered from 0 and keep their number, so
-a page asks for the rows after the last one it has. If a file was rewritten (a resumed run repeats
-steps), everything is read again under another generation, and a page starts over.
+`refresh` reads only changed files. Rows are numbered from 0 and keep their numbers, so a page
+requests only the rows after its last row. If a file was rewritten, because a resumed run repeats
+steps, all files are read again under a new generation number, and a page reloads all rows.
 """
 
 import threading
@@ -20,21 +20,21 @@ from pyarrow import parquet
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 
-_STRONG = 0.98  # quantile of the tokens with a gradient
-_GRADIENT = ("grad", "slope")  # names of the column; the second in older runs
+_STRONG_QUANTILE = 0.98  # a strong token has this quantile of the step's |gradient|
+_GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _Rewritten(Exception):
-    """A file was deleted, or its beginning has changed."""
+    """The error if a file was deleted or its earlier rows have changed."""
 
 
 class RunIndex:
-    """The index of a run. Threads may share it if they hold `lock`."""
+    """The index of one run. Threads must hold `lock` while they use the index."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run_folder = run_folder
         self.generation = 0
-        self.records_problem = ""  # why the token record cannot be read
+        self.records_problem = ""  # why the token record is unreadable, or ""
         self.lock = threading.RLock()
         self._reset()
 
@@ -43,18 +43,18 @@ class RunIndex:
         self.rows: list[Row] = []
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
-        self.incomplete: set[Path] = set()  # files that end in half a line
-        self.scales: dict[int, float | None] = {}  # by step: the |gradient| of a strong token
-        self._pushes: dict[int, dict[str, float]] = {}  # by step and rollout
-        self._records: dict[Path, int] = {}  # modification time of each file
+        self.incomplete: set[Path] = set()  # files whose last line is incomplete
+        self.scales: dict[int, float | None] = {}  # |gradient| of a strong token by step
+        self._pushes: dict[int, dict[str, float]] = {}  # sum of |gradient| by step and rollout id
+        self._records: dict[Path, int] = {}  # modification time of each token file
 
     def push(self, row: Row) -> float | None:
-        """Return how hard training moved a rollout, None without a record."""
+        """Return the sum of |gradient| over a rollout's tokens, or None without a token record."""
         is_trained = row.source == "training" and row.id != ""
         return self._pushes.get(row.step, {}).get(row.id) if is_trained else None
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read the files that are new or have changed."""
         with self.lock:
             try:
                 self._refresh_rollouts()
@@ -72,7 +72,7 @@ class RunIndex:
                 self._read(file)
 
     def _read(self, file: SourceFile) -> None:
-        """Add the rows after those that were read before."""
+        """Add the new rows of a file. Raise _Rewritten if its earlier rows have changed."""
         rows, broken, is_complete = rows_of(file)
         before = (
             [row for row in self.rows if row.path == file.path] if file.path in self.files else []
@@ -85,7 +85,7 @@ class RunIndex:
         self.files[file.path] = file
 
     def _refresh_records(self) -> None:
-        """Add up what the ranks recorded of each rollout."""
+        """Sum the gradients of each rollout over all ranks, for steps with changed files."""
         files = {
             path: path.stat().st_mtime_ns
             for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet"))
@@ -104,7 +104,7 @@ class RunIndex:
 
 
 def source_files(run_folder: RunFolder) -> list[SourceFile]:
-    """Return every file of rollouts: training before evaluation, in the order of steps."""
+    """Return all rollout files, training before evaluation, in the order of steps."""
     found = [
         *(("training", path) for path in run_folder.rollouts.glob("step_[0-9]*.jsonl")),
         *(("evaluation", path) for path in run_folder.evaluations.glob("version_[0-9]*.jsonl")),
@@ -112,7 +112,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     ]
     files = []
     for source, path in found:
-        with suppress(FileNotFoundError):  # a resumed run has just deleted the step
+        with suppress(FileNotFoundError):  # a resumed run may have deleted the file
             stat, step = path.stat(), 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
@@ -121,8 +121,8 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
     """Return the push of each rollout of a step by id, and the |gradient| of a strong token.
 
-    The push of a rollout is the sum of its tokens' |gradient|. If the step trained on nothing, its
-    files have no such column.
+    The push of a rollout is the sum of its tokens' |gradient|. If the step trained on no rollout,
+    its files have no gradient column.
     """
     pushes: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
@@ -136,4 +136,4 @@ def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
                 sizes.append(size)
     positive = np.concatenate(sizes)
     positive = positive[positive > 0]
-    return pushes, float(np.quantile(positive, _STRONG)) if len(positive) else None
+    return pushes, float(np.quantile(positive, _STRONG_QUANTILE)) if len(positive) else None

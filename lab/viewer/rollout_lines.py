@@ -1,4 +1,4 @@
-"""Lines of rollout files as rows of the index.
+"""Convert lines of rollout files to rows of the index.
 
 lines of a file -> RolloutLine -> a row: numbers to filter by, text to search
 """
@@ -15,36 +15,36 @@ import xxhash
 
 from envs.messages import opening_of, text_of
 
-_LONGEST_TITLE = 300  # characters of a question in the list
-_EXACT_BITS = 53  # a browser rounds larger integers
+_LONGEST_TITLE = 300  # maximum characters of a question in the table
+_EXACT_BITS = 53  # JavaScript rounds integers with more bits
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of rollouts as it was at some time."""
+    """A rollout file with its size and modification time."""
 
     path: Path
-    source: str  # training, evaluation
-    step: int  # or version
+    source: str  # "training" or "evaluation"
+    step: int  # training step, or evaluated policy version
     modified: int
     size: int
 
 
 class Row(NamedTuple):
-    """What the index knows of a rollout."""
+    """One row of the index, with the data of one rollout."""
 
     path: Path
     source: str
-    start: int  # bytes of the file before the line
+    start: int  # byte offset of the line in the file
     size: int
     step: int
     group_id: int
-    place: int  # in the group
+    place: int  # index of the rollout in its group
     id: str
     example: str
     env: str
     reward: float | None
-    advantage: float | None  # the mean if each turn has one
+    advantage: float | None  # mean over turns if each turn has an advantage
     length: int
     turns: int
     staleness: int | None
@@ -79,12 +79,12 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
-    """Return the rows of a file, why lines are broken, and whether the last line is complete."""
+    """Return a file's rows, the errors of bad lines, and whether the last line is complete."""
     content = file.path.read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
     rows: list[Row] = []
     name, broken = "/".join(file.path.parts[-2:]), list[str]()
-    offset, places = 0, Counter[int]()  # rollouts of each group so far
+    offset, places = 0, Counter[int]()  # `places` counts the rollouts of each group
     for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
             rows.append(_row(_decoded(line), file, offset, len(line), places))
@@ -103,7 +103,7 @@ def _decoded(line: bytes) -> RolloutLine:
 
 
 def without_surrogates(line: bytes) -> bytes:
-    """Return a line without lone surrogates, which Python writes into JSON and msgspec refuses."""
+    """Return a line without lone surrogates, which Python writes into JSON and msgspec rejects."""
     if b"\\ud" not in line:
         return line
     text = json.dumps(json.loads(line), ensure_ascii=False)
@@ -114,7 +114,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     texts = [text_of(message) for message in line.messages]
     opening = opening_of(line.messages)
     group = line.group
-    if group is None:  # an evaluation: two examples may ask the same question
+    if group is None:  # evaluations have no group number, so use a hash of the example
         group = _question(line.env, [str(line.example), *opening])
     place = places[group]
     places[group] += 1
@@ -147,6 +147,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
 
 
 def _question(env: str, opening: list[str]) -> int:
-    """Return a number that is the same for the same question, in any step and any run."""
+    """Return a hash of the question, which is the same in every step and every run."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

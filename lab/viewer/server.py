@@ -1,9 +1,9 @@
-"""The page and its requests, on the loopback interface, behind a key in the address.
+"""Serve the viewer's page on the loopback interface, under a secret key in the address.
 
     /<key>/  page    runs  table  rollouts  tokens  search  export    JSON, one file to mail
 
 Every user of this machine can reach the port, so every path begins with the key. The content
-security policy lets the page load nothing from elsewhere and run only its own modules.
+security policy forbids requests to other hosts and scripts that are not modules of the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ _WRONG_KEY = "This is not the address that view.py printed: its key is missing o
 
 
 class _Selection(msgspec.Struct):
-    """The rollouts that a page exports."""
+    """The body of an export request: a run and the row numbers of its rollouts."""
 
     run: int
     n: list[int]
@@ -58,7 +58,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     }
 
     def answered(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
-        """Return the endpoint of a question; Starlette runs it in a thread."""
+        """Return an endpoint that sends the result of `answer`. Starlette runs it in a thread."""
 
         def endpoint(request: Request) -> Response:
             query = request.query_params
@@ -74,7 +74,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         try:
             wanted = msgspec.json.decode(await request.body(), type=_Selection)
             chosen = Chosen(indexes[wanted.run], names[wanted.run], wanted.n)
-            # In a thread, because it takes long and other requests must not wait.
+            # Build the page in a thread, so that other requests do not wait.
             text = await run_in_threadpool(page, [chosen])
         except (ValueError, IndexError, OSError) as error:
             return PlainTextResponse(str(error), status_code=400)
@@ -99,7 +99,7 @@ def _json(answer: object) -> Response:
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Add _HEADERS to a response."""
+    """Add the security headers to the response of a request."""
     response = await answer(request)
     response.headers.update(_HEADERS)
     return response

@@ -1,9 +1,9 @@
-"""The tokens of one rollout: what was sampled, what training recorded, why one has no gradient.
+"""The tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 `ratio` is pi / old if the step has old logprobs, else pi / mu, as in the losses. `mismatch` is the
 difference between trainer and server before the update: log old (or pi) - log mu. For tokens of an
-earlier version it also contains what training changed since. rl/runtime/token_files.py explains
-the other columns.
+earlier policy version, `mismatch` also contains the change by training. The other columns are
+explained in rl/runtime/token_files.py.
 """
 
 import math
@@ -20,17 +20,17 @@ from tokenizers.decoders import DecodeStream
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import RecordedRow, read_rows
 
-_MAX_LOG_RATIO = 20.0  # the losses clamp here, and exp(20) is still finite
+_MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
-NOT_TRAINED = "no rank has recorded this rollout: not yet, or this step trained on nothing"
+NOT_TRAINED = "no rank has recorded this rollout: the step is not finished, or had no training data"
 REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
 def tokens_of(
     run_folder: RunFolder, step: int, identity: str, *, used: bool, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return {rows, why} for JSON: `why` says what is missing, "" if nothing is.
+    """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
 
     `identity` is the rollout's id, and `options` are the numeric options of the loss.
     """
@@ -58,7 +58,7 @@ def _row(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return a row by column: one value per token, None where a column has no value."""
+    """Return the columns of a row: one value per token, None where a column has no value."""
     given, trained = recorded.sampled, recorded.trained
     ids, mask = given["token_ids"].tolist(), given["mask"]
     metrics = {n.removeprefix(_METRIC): x for n, x in trained.items() if n.startswith(_METRIC)}
@@ -95,7 +95,7 @@ def _row(
 
 
 def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return numbers for JSON, to six digits; None outside the mask and for NaN and infinity."""
+    """Return numbers for JSON with six digits, None outside the mask and for NaN and infinity."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)
@@ -103,9 +103,9 @@ def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
 
 
 def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
-    """Return why a token has no gradient; None if it has one or the record lacks it.
+    """Return why a token has no gradient, or None if it has a gradient or none was recorded.
 
-    `flagged` are the loss's metrics that are not 0 for it; `options` are the loss's numbers.
+    `flagged` names the loss's nonzero metrics of the token. `options` are the loss's numbers.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
@@ -129,7 +129,7 @@ def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, An
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return each token's text. If several tokens make one character, the last one has it."""
+    """Return the text of each token. A character of several tokens belongs to the last token."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []
@@ -144,8 +144,8 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 
 def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
-    """Return the tokenizer of a run, or why there is none."""
-    with suppress(OSError):  # the run has no model.txt
+    """Return the tokenizer of a run, or None and the reason."""
+    with suppress(OSError):  # raised if the run has no model.txt
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
             return _loaded(path), ""

@@ -1,1 +1,1 @@
-"""Where the processes of a run are started: on this machine or on nodes of Ray."""
+"""Start the processes of a run on this machine or on the nodes of a Ray cluster."""

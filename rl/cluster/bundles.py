@@ -1,7 +1,7 @@
-"""What is reserved of a cluster, one bundle per machine: for each replica, and for groups of ranks.
+"""Compute the bundles (GPUs and CPUs of one node) that a run reserves in a Ray cluster.
 
-A bundle always lies on one node. A replica needs just that, because tensor parallelism stays within
-a node. Ranks share as few nodes as possible, because they exchange the most data.
+Each vLLM replica has one bundle, because tensor parallelism needs all its GPUs on one node. Ranks
+share bundles on as few nodes as possible, because ranks exchange the most data.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +12,11 @@ from rl.cluster.host import Demand
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one machine gives: numbers of GPUs and of logical CPUs, for how many ranks."""
+    """GPUs and logical CPUs of one node, and the number of training ranks that use them."""
 
     devices: int
     cores: int
-    ranks: int = 0  # 0: the bundle is a replica's
+    ranks: int = 0  # training ranks in this bundle; 0 in the bundle of a vLLM replica
 
 
 def bundles_for(
@@ -28,33 +28,32 @@ def bundles_for(
     cores_per_replica: int,
     cores_per_rank: int,
 ) -> list[Bundle]:
-    """Return a bundle for each replica, then those of the ranks.
+    """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
     Args:
-        demand: what the run needs.
-        nodes: what each machine of the cluster has, whether it is free or not.
+        demand: numbers of replicas, of GPUs per replica, and of ranks.
+        nodes: total resources of each node, whether they are free or reserved.
         on_gpus: whether the processes compute on GPUs.
-        ranks_per_node: ranks on one node; None: as many as the largest machine has GPUs for.
-        cores_per_replica: logical CPUs beside the GPUs of a replica.
-        cores_per_rank: logical CPUs of a rank.
+        ranks_per_node: most ranks on one node; None: one per GPU of the largest node.
+        cores_per_replica: logical CPUs per replica.
+        cores_per_rank: logical CPUs per rank.
 
     Raises:
-        ValueError: not even an empty cluster has that much; says what to lower.
-
+        ValueError: the whole cluster is too small; the message names the option to lower.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
     replica = Bundle(demand.devices_per_replica if on_gpus else 0, cores_per_replica)
     bundles = [replica] * demand.replicas
-    for ranks in _shares(demand.ranks, together):
+    for ranks in _ranks_per_bundle(demand.ranks, together):
         bundles.append(Bundle(ranks if on_gpus else 0, ranks * cores_per_rank, ranks))
     for problem in _problems(bundles, nodes):
         raise ValueError(problem)
     return bundles
 
 
-def _shares(ranks: int, together: int) -> Iterator[int]:
-    """Yield even shares: 9 ranks, at most 4 together, are 3, 3, 3 and not 4, 4, 1."""
+def _ranks_per_bundle(ranks: int, together: int) -> Iterator[int]:
+    """Split the ranks evenly: 9 ranks with at most 4 per node become 3, 3, 3 and not 4, 4, 1."""
     hosts = -(-ranks // together)
     for host in range(hosts):
         yield ranks * (host + 1) // hosts - ranks * host // hosts

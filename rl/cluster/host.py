@@ -1,7 +1,7 @@
-"""A machine as the supervisor sees it: it starts processes there and reads how they end.
+"""Interfaces of a host, on which the supervisor starts processes and reads their exit statuses.
 
-The same call starts a process on any host. If a host is lost, its processes count as ended, and
-every further start there raises HostLost.
+LocalHost and RayHost implement the same methods. If a host is lost, its processes count as ended,
+and every later start on that host raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,63 +13,63 @@ from rl.runtime.failure import RunFailed
 
 
 class HostLost(RunFailed):
-    """A machine of the run is gone with all its processes; the message is for the user."""
+    """The error that a host is lost with all its processes. The message is for the user."""
 
 
 class Process(Protocol):
-    """One process of a run with all its children."""
+    """The interface of a started process and its descendants."""
 
     name: str
-    log: Path  # in the run's folder, which every host sees
+    log: Path  # in the run folder, which every host can read
 
     @property
-    def group(self) -> int | None: ...  # the process group; None on another machine
+    def group(self) -> int | None: ...  # process group id; None on another machine
     @property
-    def returncode(self) -> int | None: ...  # None while it runs; negative: a signal, a lost host
-    def tail(self) -> str: ...  # the end of its log, with the loss of its host if that happened
-    def kill(self) -> None: ...  # ends it with all its children; its exit status stays readable
-    def end(self) -> None: ...  # the same; may be called twice
+    def returncode(self) -> int | None: ...  # None while running; negative: a signal or a lost host
+    def tail(self) -> str: ...  # the last lines of the log, plus a notice if the host is lost
+    def kill(self) -> None: ...  # end the process and its children; keep its exit status readable
+    def end(self) -> None: ...  # end the process and its children; safe to call twice
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a host needs to start a process."""
+    """The arguments of `Host.start`: name, command, log and environment of a process."""
 
     name: str
     command: Sequence[str]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    ends_on_term: bool = True  # whether a TERM ends it (see Child)
+    ends_on_term: bool = True  # whether TERM ends the process (see Child)
 
 
 class Host(Protocol):
-    """One machine, or a reserved share of it."""
+    """The interface of one machine, or of a reserved share of one machine."""
 
-    address: str  # by which the other hosts reach it
-    devices: tuple[str, ...]  # its GPUs for this run, as CUDA_VISIBLE_DEVICES names them
-    lost: HostLost | None  # why all its processes are gone, None while it works
+    address: str  # the address at which the other hosts reach this host
+    devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them
+    lost: HostLost | None  # the error if this host is lost, else None
 
-    def start(self, start: Start) -> Process: ...  # in the supervisor's folder; may raise HostLost
-    def free_port(self) -> int: ...  # a TCP port that was free a moment ago
+    def start(self, start: Start) -> Process: ...  # may raise HostLost
+    def free_port(self) -> int: ...  # a TCP port that is free at the time of the call
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run needs of its hosts."""
+    """The numbers of processes and GPUs that a run needs."""
 
-    replicas: int  # vLLM servers that the run starts
-    devices_per_replica: int  # GPUs of each, on one host
-    ranks: int  # training processes
+    replicas: int  # number of vLLM servers that the run starts
+    devices_per_replica: int  # GPUs per vLLM server, all on the same host
+    ranks: int  # number of training processes
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Where each process of a run is started."""
+    """The host of each process of a run."""
 
-    here: Host  # the supervisor's own host; the rollouts process runs there
-    replicas: Sequence[Host]  # the host of each vLLM
-    ranks: Sequence[Host]  # the host of each rank; ranks of one host are neighbours
+    here: Host  # the supervisor's host, where the rollouts process also runs
+    replicas: Sequence[Host]  # the host of each vLLM server
+    ranks: Sequence[Host]  # the host of each rank; ranks of one host are consecutive
 
     def local_rank(self, rank: int) -> int:
-        """Return the number of a rank among those of its host."""
+        """Return the index of a rank among the ranks on its host."""
         return self.ranks[:rank].count(self.ranks[rank])

@@ -1,4 +1,4 @@
-"""This machine: processes are children of the supervisor, and the reaper knows them all."""
+"""Run all processes on this machine, as children of the supervisor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The machine of this process."""
+    """The Host that starts processes on the machine of this process."""
 
     lost: HostLost | None = None
 
@@ -22,25 +22,25 @@ class LocalHost:
         self._children: list[Child] = []
 
     def start(self, start: Start) -> Child:
-        """Start a child of this process."""
+        """Start a child process; `end` will end it."""
         child = Child(**vars(start), reaper=self._reaper)
         self._children.append(child)
         child.start()
         return child
 
     def free_port(self) -> int:
-        """Return a TCP port that was free a moment ago."""
+        """Return a TCP port that is free at the time of the call."""
         return free_port(self.address)
 
     def end(self) -> None:
-        """End all processes within one grace period."""
+        """End all started processes in parallel."""
         end_together(self._children)
         for child in self._children:
             child.end()
 
 
 class LocalCluster:
-    """One host, this one: nothing is reserved, and Unix sockets connect all processes."""
+    """The cluster that consists of this machine only. Its processes connect by Unix sockets."""
 
     spans_hosts: ClassVar[bool] = False
 
@@ -51,7 +51,7 @@ class LocalCluster:
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:
-        """Yield this machine for all processes; end them after the block."""
+        """Yield this machine as the host of every process; end all processes after the block."""
         host = LocalHost(reaper)
         try:
             yield Hosts(host, [host] * demand.replicas, [host] * demand.ranks)

@@ -1,6 +1,6 @@
-"""The nodes of a Ray cluster. Ray reserves them and starts one process per bundle.
+"""Reserve the hosts of a run in a Ray cluster, where Ray starts one RayNode per bundle.
 
-No data passes through Ray. Only this module imports it, and only when a run uses cluster=ray.
+No training data passes through Ray. Only this module imports Ray, and only if cluster=ray.
 """
 
 import logging
@@ -25,14 +25,14 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
-# By default Ray kills the children of a process that it ends, the reaper included, and runs our
-# processes with a lower priority than all others of the node.
+# Ray's defaults would kill the children of a RayNode together with it, including the reaper, and
+# run our processes at a lower priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """Hosts that Ray reserves (conf/cluster/ray.yaml explains each key)."""
+    """The hosts that Ray reserves for a run. conf/cluster/ray.yaml explains each key."""
 
     spans_hosts: ClassVar[bool] = True
 
@@ -50,11 +50,10 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve hosts and yield them; end all processes there and release them after the block.
+        """Reserve hosts and yield them. After the block, end their processes and release them.
 
         Raises:
-            RunFailed: there is no Ray, it has too little, or a node lacks what the run needs.
-
+            RunFailed: Ray is unreachable, the cluster is too small, or a node lacks a needed file.
         """
         with ExitStack() as stack:
             ray = _connected(self.address)
@@ -86,22 +85,22 @@ class RayCluster:
 
 
 def _connected(address: str) -> Any:
-    """Return the connected module ray; keep our own signal handlers."""
+    """Connect to the Ray cluster and return the module ray; keep our own TERM handler."""
     import ray  # pyright: ignore[reportMissingImports] an extra
 
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        if address != "auto":  # Ray itself would retry for minutes
+        if address != "auto":  # ray.init would retry for minutes, so test the connection first
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # Otherwise Ray prints the end of a dying node's log into the run's screen.
+        # Without this setting, Ray prints the log of a dying node onto the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
             f"cluster=ray, but there is no Ray cluster at cluster.address={address} "
             f"({str(error).splitlines()[0]}): start one (ray start --head here, ray start "
-            "--address=<this host>:6379 on the others), or name its address"
+            "--address=<this host>:6379 on the others), or correct the address"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -109,7 +108,7 @@ def _connected(address: str) -> Any:
 
 
 def _nodes(ray: Any) -> list[Bundle]:
-    """Return what each running node has, whether it is free or not."""
+    """Return the total resources of each running node, whether they are free or reserved."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
 
@@ -117,7 +116,7 @@ def _nodes(ray: Any) -> list[Bundle]:
 def _reserved(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Yield our process in each bundle, with its node's address; `stack` releases the bundles."""
+    """Yield (RayNode, node address, bundle) per bundle; `stack` releases the bundles on exit."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -152,13 +151,12 @@ def _reserved(
 
 
 def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Check that every node sees the run's folder, the interpreter and the working folder.
+    """Check that every node sees the run folder, the interpreter and the working folder.
 
     Raises:
-        RunFailed: a node does not; says which, and what to do.
-
+        RunFailed: a node does not see one of them; the message names it and a remedy.
     """
-    # Send a hash, because Ray's messages are not encrypted.
+    # Send a hash instead of the key, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()
     for host in hosts:

@@ -1,4 +1,4 @@
-"""A node of Ray as a host: our process there starts the others and reports their exit statuses."""
+"""The supervisor's view of a Ray node: RayHost forwards each call to the RayNode on that node."""
 
 import signal
 from collections.abc import Sequence
@@ -12,44 +12,44 @@ from rl.cluster.host import HostLost, Start
 from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
 
-_LOST = -signal.SIGKILL  # the exit status of a process on a lost host
-_ENDING_S = 10.0
-_CALL_S = 60.0
+_LOST = -signal.SIGKILL  # the exit status of every process on a lost host
+_END_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 60.0
 
 
 class RayProcess:
-    """A process on a node of Ray."""
+    """A process on a Ray node, controlled through its RayHost."""
 
-    group: None = None  # it is on another machine
+    group: None = None  # no group id, because the process is on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
         self._host, self._number, self.name, self.log = host, number, name, log
 
     @property
     def returncode(self) -> int | None:
-        """Exit status in the latest report, None while it runs."""
+        """The exit status in the node's latest report; None while the process runs."""
         self._host.look()
         if self._host.lost:
             return _LOST
         return self._host.returncodes.get(self._number)
 
     def tail(self) -> str:
-        """Return the end of its log, which is in the run's folder, and the loss of its host."""
+        """Return the last lines of the log, plus a notice if the host is lost."""
         end = last_lines(self.log)
         return f"{end}\n{self._host.lost}" if self._host.lost else end
 
     def kill(self) -> None:
-        """End it with all its children."""
+        """End the process and all its children."""
         self._host.call("kill", self._number)
 
     def end(self) -> None:
-        """End it with all its children. Safe to call twice."""
+        """End the process and all its children. Safe to call twice."""
         with suppress(HostLost):
             self.kill()
 
 
 class RayHost:
-    """One bundle: what Ray has reserved on a node."""
+    """The Host of one bundle that Ray has reserved on a node."""
 
     def __init__(
         self,
@@ -59,36 +59,36 @@ class RayHost:
         bundle: Bundle,
         interface: str | None,
     ) -> None:
-        self._ray, self.node, self._asked = ray, node, None
+        self._ray, self.node, self._pending = ray, node, None
         self.lost: HostLost | None = None
         self.returncodes: dict[int, int | None] = {}
-        self.address = address  # as Ray knows it
+        self.address = address  # the address in Ray's node table
         if interface:
             self.address = str(self.call("address", interface))
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
 
     def start(self, start: Start) -> RayProcess:
-        """Start a process on the node; HostLost if the node is gone."""
+        """Start a process on the node. Raise HostLost if the node is lost."""
         number = self.call("start", replace(start, log=start.log.absolute()))
         return RayProcess(self, number, start.name, start.log)
 
     def free_port(self) -> int:
-        """Return a TCP port that was free a moment ago."""
+        """Return a TCP port that is free at the time of the call."""
         return self.call("free_port", self.address)
 
     def look(self) -> None:
         """Update the exit statuses without waiting, because the network may be slow."""
         if self.lost:
             return
-        if self._asked is None:
-            self._asked = self.node.returncodes.remote()
-        if self._ray.wait([self._asked], timeout=0)[0]:
-            asked, self._asked = self._asked, None
-            with suppress(HostLost):  # `lost` keeps the exception
+        if self._pending is None:
+            self._pending = self.node.returncodes.remote()
+        if self._ray.wait([self._pending], timeout=0)[0]:
+            asked, self._pending = self._pending, None
+            with suppress(HostLost):  # `self.lost` keeps the error
                 self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Return what the node answers; HostLost if it is gone, RunFailed if it cannot do that."""
+        """Call a RayNode method. HostLost if the node is lost, RunFailed if the method fails."""
         if self.lost:
             raise self.lost
         return self._get(getattr(self.node, method).remote(*arguments), method)
@@ -96,11 +96,11 @@ class RayHost:
     def _get(self, asked: Any, method: str) -> Any:
         errors = self._ray.exceptions
         try:
-            return self._ray.get(asked, timeout=_CALL_S)
+            return self._ray.get(asked, timeout=_CALL_TIMEOUT_S)
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self.lost = HostLost(
                 f"the host {self.address} is lost, with all processes of the run there: its Ray "
-                f"node or our process on it ended, or it was silent for {_CALL_S:g} s"
+                f"node or our process on it ended, or it did not answer for {_CALL_TIMEOUT_S:g} s"
             )
             raise self.lost from error
         except errors.RayTaskError as error:
@@ -109,9 +109,9 @@ class RayHost:
 
 
 def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
-    """End all processes of all hosts within one grace period, then our process on each node."""
+    """End all processes of all hosts in parallel, then the RayNode on each node."""
     ended = [host.node.end.remote() for host in hosts if not host.lost]
     if ended:
-        ray.wait(ended, num_returns=len(ended), timeout=_ENDING_S)
+        ray.wait(ended, num_returns=len(ended), timeout=_END_TIMEOUT_S)
     for host in hosts:
         ray.kill(host.node)

@@ -1,1 +1,1 @@
-"""What a run is asked for: its schema, the check, the rules. No torch."""
+"""The configuration of a run: its schema, its checks and its rules. Imports no torch."""

@@ -1,8 +1,8 @@
-"""Which choices of an algorithm's components make sense together. A problem is one sentence.
+"""Rules about which components of an algorithm can be combined. A problem is one sentence.
 
-The loss, the aggregation, the policy that ratios are taken to, the divergence, the reference, the
-critic, and the changes of rewards before they become advantages. The rules use class constants
-(facts.py) and the results of the dry call (learned.py), so that they also hold for a user's own
+The rules cover the loss, the aggregation, the policy in the ratio's denominator, the divergence,
+the reference, the critic, and the changes of rewards before advantages. They read class constants
+(facts.py) and results of the dry call (learned.py), so that they also apply to a user's own
 components.
 """
 
@@ -16,7 +16,7 @@ from rl.config.signatures import did_you_mean
 
 Config = Mapping[str, Any]
 
-# With these values vLLM samples from the policy's own distribution.
+# With these values vLLM samples from the unmodified distribution of the policy.
 NEUTRAL_SAMPLING = {
     "top_p": 1.0,
     "top_k": -1,
@@ -27,8 +27,8 @@ NEUTRAL_SAMPLING = {
 }
 
 
-def group_of_one(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a group without a second rollout to compare with."""
+def group_size_one(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse groups of one rollout if the advantage compares the rollouts of a group."""
     is_sampled = not is_imitator(config["sampler"]["_target_"])
     if config["group_size"] == 1 and is_sampled and learned.advantage_compares:
         yield (
@@ -38,7 +38,7 @@ def group_of_one(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def loss_and_aggregation(config: Config, learned: Learned) -> Iterator[str]:
-    """Require equal weights of sequences from a loss that gives each one weight."""
+    """Require equal weights of sequences if the loss computes one weight per sequence."""
     if learned.loss_weighs_sequences and not learned.aggregation_weighs_sequences:
         yield (
             f"{config['loss']['_target_']} gives a whole sequence one weight, and "
@@ -48,7 +48,7 @@ def loss_and_aggregation(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
-    """Compare what a loss needs with what the sampler's text has."""
+    """Refuse a loss that cannot learn from the text that the sampler provides."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]["_target_"]
     imitates = is_imitator(sampler)
     if learned.is_supervised and not imitates:
@@ -64,7 +64,7 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse sampling from another distribution than the one that the loss assumes."""
+    """Refuse sampling options that change the distribution that the loss assumes."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]
     changed = [
         f"sampler.{key}={sampler[key]}"
@@ -80,7 +80,7 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def divergence(config: Config, learned: Learned) -> Iterator[str]:
-    """Check the place of the estimator of the divergence."""
+    """Check that the divergence estimator suits kl.place, which is loss or reward."""
     kl = config["kl"]
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
@@ -104,8 +104,8 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
         )
 
 
-def old_logprobs(config: Config, learned: Learned) -> Iterator[str]:
-    """Compare the number of updates of a batch with the correction that they need."""
+def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
+    """Check that updates_per_batch, the loss and the correction of ratios fit together."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
@@ -134,12 +134,12 @@ def old_logprobs(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse rewards that may be negative if the advantage needs rewards >= 0."""
+    """Refuse options that make rewards negative if the advantage needs rewards >= 0."""
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
     lowers = learned.truncation_lowers_rewards
     lowered = {
         truncation: lowers,
-        # Then the change that truncation makes is a reward of its own (rl/rollouts/credit.py).
+        # normalise_each treats truncation's change as a separate reward (rl/rollouts/credit.py).
         f"{truncation} with reward.normalise_each": not lowers
         and learned.truncation_changes_rewards
         and value_of(config, "reward.normalise_each"),
@@ -151,8 +151,8 @@ def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]
             yield f"{advantage} needs rewards >= 0 and {what} lowers them: use advantage=group_mean"
 
 
-def readers(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a reference that nothing reads, and a missing one that something reads."""
+def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse an unused reference, and a missing one that the loss or the KL penalty needs."""
     node, loss = config["reference"], config["loss"]["_target_"]
     kind, teaches = node["_target_"], learned.reads(REFERENCE)
     exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
@@ -169,9 +169,9 @@ def readers(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def each_reference(config: Config, learned: Learned) -> Iterator[str]:
-    """Compare what a run asks of each reference with what it can do.
+    """Check that each reference supports the options and the loss of the run.
 
-    With reference=per_env each teacher is checked as if it were the only one.
+    Each teacher of reference=per_env is checked as if it were the only reference.
     """
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     for path, node in references(config).items():
@@ -203,7 +203,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
-    """Require one teacher for each environment of the mixture, with equally many candidates."""
+    """Require one teacher for each environment of the mixture, all with the same top_k."""
     if "teachers" not in config["reference"]:
         return
     teachers, members = config["reference"]["teachers"], value_of(config, "env.envs")
@@ -229,7 +229,7 @@ def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def critic(config: Config, learned: Learned) -> Iterator[str]:
-    """Require a loss that reads the critic's advantages, and no other source of them."""
+    """Require a loss that reads the critic's advantages, and no other source of advantages."""
     kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
     if not fact(kind, "estimates", True):
         return
@@ -254,15 +254,15 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
 
 
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
-    group_of_one,
+    group_size_one,
     loss_and_aggregation,
     loss_and_sampler,
     changed_sampling,
-    readers,
+    unused_or_missing_reference,
     each_reference,
     one_per_environment,
     divergence,
-    old_logprobs,
+    updates_and_correction,
     rewards_before_advantages,
     critic,
 )

@@ -1,11 +1,11 @@
-"""Convert values from YAML to the annotations of options, by msgspec: 5 for a float becomes 5.0.
+"""Convert YAML values to the annotated types of options by msgspec, such as 5 to 5.0 for a float.
 
     int   float | None   Literal["a", "b"]   list[str]   Mapping[str, float]   tuple[int, ...]
     Annotated[float, Meta(gt=0, le=1)]       a range; rl/config/ranges.py names the usual ones
-    a class, a Callable[...]                 a nested node with a `_target_` of its own
+    a class, a Callable[...]                 a nested node with its own `_target_`
 
-An annotation is evaluated as it is written, without importing its file. A name that is neither
-one of these nor an alias accepts any value, which the called function checks itself.
+Annotations are evaluated from their source text, without an import of their file. A name that is
+neither listed above nor an alias accepts any value, which the called function has to check.
 """
 
 import ast
@@ -23,21 +23,21 @@ import msgspec
 from rl.config.signatures import Module, Option, did_you_mean, find
 
 Node = dict[str, Any]
-"""A mapping with `_target_`. An option annotated `Node`, or with a class, must be one."""
+"""A mapping with `_target_`. An option annotated with `Node` or a class requires one."""
 
 NodeHandler = Callable[[Node, str], Any]
-"""Called with each nested node and its path; it checks or builds the node."""
+"""A function that checks or builds a nested node, given the node and its path."""
 
 
 class Misfit(ValueError):
-    """The value does not fit its annotation; the message is a sentence that names the key."""
+    """The error raised if a value does not fit its annotation; the message names the key."""
 
 
 class Nested:
-    """Stands for a nested node in annotations, and for its value while msgspec looks at it."""
+    """A stand-in for a nested node, both in annotations and as a value for msgspec."""
 
     def __class_getitem__(cls, _item: Any) -> type:
-        return cls  # Callable[[int], str] is a node, too
+        return cls  # so that Callable[[int], str] also means a node
 
 
 _KNOWN = {
@@ -47,7 +47,7 @@ _KNOWN = {
     **dict.fromkeys(("Mapping", "MutableMapping", "Dict"), Mapping),
     "Tuple": tuple,
 }
-# msgspec's words in a message, and ours.
+# msgspec's type names in messages -> our names.
 _WORDS = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
 
 
@@ -60,9 +60,9 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
-            raise KeyError(name)  # eval looks there next
+            raise KeyError(name)  # eval then searches the builtins
         match find(self._module, name):
-            # The names in an alias are looked up in the module that defines it.
+            # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
                 return _evaluated(ast.unparse(alias), origin)
             case _, ast.ClassDef():
@@ -78,17 +78,17 @@ class _Unqualified(ast.NodeTransformer):
 
 
 def _evaluated(text: str, module: Module) -> Any:
-    """Return the type that an annotation means; Any if it is none that can be checked."""
+    """Return the type that an annotation means, or Any if the type cannot be checked."""
     try:
         tree = _Unqualified().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Names(module))
     except (AttributeError, NameError, TypeError):
         return Any
-    return _evaluated(kind, module) if isinstance(kind, str) else kind  # a quoted annotation
+    return _evaluated(kind, module) if isinstance(kind, str) else kind  # str: a quoted annotation
 
 
 def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
-    """Return a value converted to an option's annotation, nested nodes passed through `on_node`.
+    """Return a value converted to an option's annotation; `on_node` converts nested nodes.
 
     Raise Misfit if the value does not fit.
     """
@@ -100,8 +100,8 @@ def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     if is_node(value):
         _convert(Nested(), kind, path)
         return on_node(value, path)
-    # Convert containers item by item, because msgspec does not name the key of an item.
-    for member in _alternatives(kind):
+    # Convert containers item by item, because msgspec's errors do not name the key of an item.
+    for member in _union_members(kind):
         origin, args = get_origin(member) or member, get_args(member)
         if isinstance(value, dict) and origin in (dict, Mapping, Any, object):
             of = args[1] if args else Any
@@ -117,37 +117,37 @@ def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     return _convert(value, kind, path)
 
 
-def _alternatives(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
-    others, or_node = [m for m in _alternatives(kind) if m is not Nested], ""
-    if Nested in _alternatives(kind) and set(others) - {type(None)}:  # no union for msgspec
+    others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
+    if Nested in _union_members(kind) and set(others) - {type(None)}:  # no union for msgspec
         if isinstance(value, Nested):
             return value
         kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007
     try:
-        fitting = msgspec.convert(value, kind, dec_hook=_from_text)
-    except TypeError:  # msgspec does not know the type
+        fitting = msgspec.convert(value, kind, dec_hook=_as_path)
+    except TypeError:  # msgspec does not support this type
         return value
     except msgspec.ValidationError as error:
-        raise Misfit(_sentence(value, kind, path, str(error)) + or_node) from None
+        raise Misfit(_error_message(value, kind, path, str(error)) + or_node) from None
     if isinstance(fitting, float) and not math.isfinite(fitting):
         raise Misfit(f"{path} is {value}, expected a finite number")
     return fitting
 
 
-def _from_text(kind: type, value: Any) -> Any:
+def _as_path(kind: type, value: Any) -> Any:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
-    """Return what is wrong with a value, given msgspec's message."""
+def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
+    """Return an error message about a value, based on msgspec's message."""
     if bound := re.match(r"Expected `\w+` ([<>]=?) (\S+)", error):
         return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
     shown = "a node" if isinstance(value, Nested) else json.dumps(value, default=str)
-    literals = [member for member in _alternatives(kind) if get_origin(member) is Literal]
+    literals = [member for member in _union_members(kind) if get_origin(member) is Literal]
     names = [str(option) for member in literals for option in get_args(member)]
     if names and isinstance(value, str | int | float):
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
@@ -160,5 +160,5 @@ def _sentence(value: Any, kind: Any, path: str, error: str) -> str:
 
 
 def is_node(value: Any) -> bool:
-    """Whether a value is a node of the configuration."""
+    """Return whether a value is a node, which is a mapping with `_target_`."""
     return isinstance(value, dict) and "_target_" in value

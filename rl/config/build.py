@@ -13,10 +13,10 @@ from rl.config.signatures import read
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """Return the node's callable with its options; the caller passes the other arguments.
+    """Return the node's callable with its options bound; the caller passes the other arguments.
 
-    Nested nodes are built first; of a class the option gets an instance. Options that a class
-    takes in `configure` are passed right after its constructor has run.
+    Nested nodes are built first; a nested class becomes an instance. The options of a class's
+    method `configure` are passed to it right after the constructor.
     """
     target = str(node["_target_"])
     known = read(target)
@@ -43,15 +43,14 @@ def _imported(name: str, target: str) -> ModuleType:
     """Import a module.
 
     Raises:
-        ValueError: it raised; the message has the file and the line.
-
+        ValueError: the import raised an error; the message has the file and the line.
     """
     try:
         return import_module(name)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:  # a user's module may raise any exception
         frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
         where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError):  # whose place is no frame
+        if isinstance(error, SyntaxError):  # its location is not in the traceback
             where = f"{error.filename}:{error.lineno}"
         raise ValueError(
             f"{target} cannot be imported: {type(error).__name__}: {error} ({where})"
@@ -64,13 +63,12 @@ def _built(node: Node, _path: str) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Build the nodes of these groups and drop them, because only a constructor sees some errors.
+    """Build the nodes of these groups, because some errors appear only in constructors.
 
-    An environment also says whether this machine can play it.
+    Also check that this machine supports the environment.
 
     Raises:
-        ConfigError: with the message of every constructor that raised.
-
+        ConfigError: one or more constructors raised; the error has all their messages.
     """
     problems: list[str] = []
     for group in groups:

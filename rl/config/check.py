@@ -1,7 +1,8 @@
 """Check a run's configuration: its keys, their values, and nested nodes.
 
-The callable's signature is the schema. A node is a mapping with `_target_`, which names one of our
-callables; its other keys are that callable's keyword-only parameters (rl/config/signatures.py):
+The signature of a callable is the schema of its node. A node is a mapping with `_target_`, which
+names one of our callables. Its other keys are the callable's keyword-only parameters
+(rl/config/signatures.py):
 
     loss:
       _target_: losses.cispo.cispo        def cispo(tokens, *, clip_low: float, clip_high: float)
@@ -29,15 +30,14 @@ def check(
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
 ) -> None:
-    """Raise ConfigError with everything that is wrong with the values of a configuration.
+    """Raise ConfigError with all problems of the values of a configuration.
 
-    Keys, types, targets and ranges first; combinations of values (rules.py) if those are right.
+    Check keys, types, targets and ranges; if they are right, check combinations (rules.py).
 
     Args:
-        config: its top level, resolved.
-        schema: the class whose fields are the keys.
-        rules: returns a sentence for each combination that makes no sense.
-
+        config: the resolved configuration.
+        schema: the class whose fields are the top-level keys.
+        rules: returns a sentence for each invalid combination of values.
     """
     with parsed():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
@@ -45,17 +45,17 @@ def check(
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
-    """Raise ConfigError if a checked configuration composes what does not go together."""
+    """Raise ConfigError if the components of a checked configuration cannot be combined."""
     _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))  # one path may be looked at twice
+        raise ConfigError(list(dict.fromkeys(problems)))  # two checks may report the same problem
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield what is wrong with a node and the nodes in it; the top level has the path ""."""
+    """Yield the problems of a node and of its nested nodes; the top level has the path ""."""
     target = node["_target_"]
     try:
         options = read(str(target))
@@ -81,7 +81,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:
-    """Yield a sentence for each key that the target does not take, and each that it misses."""
+    """Yield a sentence for each key that the target does not accept and for each missing key."""
     prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
     missing = [k for k, option in options.items() if option.required and k not in node]
     for key in node:

@@ -1,9 +1,9 @@
-"""Read constants that the chosen classes state about themselves; subclasses inherit them.
+"""Read constants that the chosen classes define about themselves; subclasses inherit them.
 
 class Imitator:        uses_vllm: ClassVar[bool] = False
 
-Rules use such facts and never the name of a target, so that they hold for a user's classes, too.
-What the dry call finds out about functions is in rl/config/learned.py.
+Rules read these constants and never compare the name of a target, so that the rules also apply to a
+user's classes. Facts about functions come from the dry call (rl/config/learned.py).
 """
 
 import ast
@@ -17,25 +17,25 @@ Config = Mapping[str, Any]
 
 
 def is_imitator(sampler: str) -> bool:
-    """Whether no policy samples the text of a sampler, so that no vLLM is started."""
+    """Return whether no policy samples a sampler's text, so that no vLLM is started."""
     return not fact(sampler, "uses_vllm", True)
 
 
 def spans_hosts(cluster: Config) -> bool:
-    """Whether processes of a run may be on different machines, so that no socket is a file."""
+    """Return whether a run may use several machines, so that Unix sockets cannot be used."""
     return fact(cluster["_target_"], "spans_hosts", False)
 
 
 def is_external(inference: Config | None) -> bool:
-    """Whether the user has started the vLLMs, so that they may be on any machine."""
+    """Return whether the user starts the vLLMs, which may then run on any machine."""
     return bool(inference) and fact(inference["_target_"], "is_external", False)
 
 
 def needs_reference(config: Config) -> bool:
-    """Whether a reference is loaded: a penalty reads it, or it is not the policy as it started.
+    """Return whether the run loads a reference: for a KL penalty, or as a teacher.
 
-    The rules refuse every other reference that the loss does not read, and a loss that learns
-    from the policy itself (rl/config/algorithm_rules.py).
+    The rules (rl/config/algorithm_rules.py) refuse a teacher that the loss does not read, and a
+    loss that uses the policy itself as its teacher.
     """
     node = config["reference"]
     kind = node["_target_"]
@@ -45,7 +45,7 @@ def needs_reference(config: Config) -> bool:
 
 def references(config: Config) -> dict[str, Config]:
     """Return the references by dotted path: one, or one for each environment of a mixture."""
-    if (node := config.get("reference")) is None:  # an evaluation trains nothing
+    if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
         return {"reference": node}
@@ -53,14 +53,14 @@ def references(config: Config) -> dict[str, Config]:
 
 
 def sees_hint(config: Config, env: str) -> bool:
-    """Whether the reference of an environment's rows sees hints, and is read."""
+    """Return whether the reference for an environment is loaded and sees hints."""
     nodes = references(config)
     node = nodes.get("reference", nodes.get(f"reference.teachers.{env}", {}))
     return bool(node.get("sees_hint")) and needs_reference(config)
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return a constant of a class, its bases included, or of the file of a function."""
+    """Return a constant from the source of a class or its bases, or of a function's file."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 
@@ -73,7 +73,7 @@ def _constant(module: Module, definition: Definition, name: str) -> Any:
                 ast.Assign(targets=[ast.Name(id=target)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
             ) if target == name:
-                with suppress(ValueError):  # computed at run time
+                with suppress(ValueError):  # the value is not a literal
                     return ast.literal_eval(value)
     inherited = (_constant(*base, name) for base in (bases(module, definition) if is_class else ()))
     return next((value for value in inherited if value is not None), None)

@@ -1,8 +1,8 @@
-"""Values of a configuration that depend on each other, and keys that a run decides itself.
+"""Pairs of options that must be in order, and free-form keys that other options decide.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 
-The first of these two options must be below the second.
+This constant means that the value of clip_low must be below the value of clip_high.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from rl.config.facts import fact
 
 
 def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a sentence if two options of a node are not in the order that its target states."""
+    """Yield a sentence if two options of a node violate the target's constant ORDERED."""
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if bottom is not None and top is not None and bottom >= top:
@@ -20,7 +20,7 @@ def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, None if there is none."""
+    """Return the value of a dotted key, or None if the key does not exist."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None

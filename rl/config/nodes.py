@@ -1,8 +1,8 @@
-"""The nodes of a run that our own processes read, as typed records.
+"""Typed records of the configuration nodes that our own processes read.
 
-A `CoreNode` is also the mapping that stands in config.yaml, so `build(run.model)` works. A field
-with a default is a key that the chosen target may lack. What a target states as a class attribute
-is a property here, read from its source, so that no process builds a node to learn it.
+A `CoreNode` is also the node's mapping from config.yaml, so that `build(run.model)` works. A field
+with a default is a key that the chosen target may lack. A class attribute of the target is a
+property here. The property reads the target's source, so that no process has to build the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,21 +18,21 @@ from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class CoreNode(Mapping[str, Any]):
-    """One node: its fields are what the core reads, and the mapping is the node as configured."""
+    """A configuration node: a mapping, with typed fields for the keys that the core reads."""
 
     node: Node = field(repr=False)
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a mapping out of a configuration; 5 for a float becomes 5.0."""
+        """Return the typed node of a configuration mapping; 5 for a float becomes 5.0."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def stated(self, name: str, default: Any = None) -> Any:
-        """Return the key of that name, else the class attribute of the target, else the default."""
+        """Return the node's key `name`, else the target's class attribute, else the default."""
         return self.node[name] if name in self.node else fact(self["_target_"], name, default)
 
     def plain(self) -> Node:
-        """Return the node as config.yaml holds it."""
+        """Return the node as the plain mapping of config.yaml."""
         return self.node
 
     def __getitem__(self, key: str) -> Any:
@@ -47,22 +47,22 @@ class CoreNode(Mapping[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelNode(CoreNode):
-    """The policy's model (conf/model)."""
+    """The node of the policy's model (conf/model)."""
 
     dtype: str
     head_dtype: str | None = None
-    path: str | None = None  # None: the model is built here
+    path: str | None = None  # None if the run creates a new model
     warm_start: Node | None = None
 
     @property
     def drawn_by_trainer(self) -> bool:
-        """Whether the trainer initialises the weights."""
+        """Whether the trainer initialises the weights instead of loading them."""
         return self.stated("drawn_by_trainer", False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterNode(CoreNode):
-    """What is trained beside frozen weights (conf/adapter)."""
+    """The node of the adapter that is trained on frozen weights (conf/adapter)."""
 
     rank: int = 0
     target_modules: str | list[str] = "all-linear"
@@ -75,18 +75,18 @@ class AdapterNode(CoreNode):
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerNode(CoreNode):
-    """Where rollouts come from (conf/sampler)."""
+    """The node of the sampler, which produces the rollouts (conf/sampler)."""
 
-    max_staleness: int = 0  # a sampler of the user may have its own default
+    max_staleness: int = 0  # default for a user's sampler without this key
 
     @property
     def uses_vllm(self) -> bool:
-        """Whether the policy samples the rollouts, so that vLLM is needed."""
+        """Whether the policy samples the rollouts, so that the run needs vLLM."""
         return not is_imitator(self["_target_"])
 
     @property
     def temperature(self) -> float:
-        """The temperature that tokens are sampled at; the trainer divides logits by it."""
+        """The sampling temperature; the trainer divides logits by it."""
         if (value := self.stated("temperature")) is None:
             raise ValueError(
                 f"{self['_target_']} states no temperature, which the trainer divides logits by: "
@@ -97,7 +97,7 @@ class SamplerNode(CoreNode):
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceNode(CoreNode):
-    """Who serves the policy (conf/inference)."""
+    """The node of the vLLM servers (conf/inference)."""
 
     startup_timeout: float
     listen: str = "unix"
@@ -105,29 +105,29 @@ class InferenceNode(CoreNode):
     devices: list[int | str] | None = None
     tensor_parallel_size: int = 1
     cpu_kv_cache_gib: int | None = None
-    args: Node | None = None  # None: the run does not start vLLM
+    args: Node | None = None  # None if the run does not start vLLM
     urls: list[str] | None = None
     api_key_variable: str | None = None
 
     @property
     def is_external(self) -> bool:
-        """Whether the vLLMs run already when training starts, possibly on other hosts."""
+        """Whether the user starts the vLLMs before training, possibly on other hosts."""
         return is_external(self)
 
     @property
     def names(self) -> list[str]:
-        """The process name of each vLLM."""
+        """The process name of each vLLM replica."""
         return replica_names(len(self.urls) if self.urls is not None else self.replicas or 1)
 
 
 def replica_names(number: int) -> list[str]:
-    """Return the process names of so many vLLMs; a single one has no number."""
+    """Return the process names of the vLLM replicas; the name of a single one has no number."""
     return ["inference"] if number == 1 else [f"inference{i}" for i in range(number)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode(CoreNode):
-    """Where processes are started (conf/cluster)."""
+    """The node that decides where processes are started (conf/cluster)."""
 
     gpus: bool = True
     interface: str | None = None
@@ -142,7 +142,7 @@ class ClusterNode(CoreNode):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """The training processes (conf/train.yaml explains each key)."""
+    """The settings of the training processes (conf/train.yaml explains each key)."""
 
     ranks: PositiveInt | None
     devices: list[int | str] | None
@@ -159,9 +159,9 @@ class TrainerSettings:
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the settings of a mapping out of a configuration."""
+        """Return the settings in a configuration mapping."""
         return msgspec.convert(dict(node), cls)
 
     def plain(self) -> Node:
-        """Return the node as config.yaml holds it."""
+        """Return the settings as the plain node of config.yaml."""
         return {"_target_": f"{__name__}.{type(self).__name__}", **asdict(self)}

@@ -1,4 +1,4 @@
-"""The longest row that a model was built for, from its config.json or that of an adapter's base."""
+"""Read the longest row that a model supports from its config.json, or from its adapter's base."""
 
 import json
 from contextlib import suppress
@@ -9,7 +9,7 @@ ADAPTER = "adapter_config.json"
 
 
 def base_of(path: Any) -> str | None:
-    """Return the base model of the adapter in a folder, None if there is no adapter."""
+    """Return the base model of the adapter in a folder, or None if there is no adapter."""
     folder = Path(str(path)).expanduser()
     if (folder / "config.json").exists():
         return None
@@ -18,14 +18,14 @@ def base_of(path: Any) -> str | None:
 
 
 def positions_of(path: Any) -> int | None:
-    """Return the tokens of the longest row of the model in a folder, None if unknown."""
+    """Return the maximum number of positions of the model in a folder, or None if unknown."""
     config = _read(Path(str(base_of(path) or path)).expanduser() / "config.json")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, {} if it cannot be read; other checks report that."""
+    """Return the content of a JSON file, or {} if it cannot be read; other checks report that."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text("utf-8"))
         return content if isinstance(content, dict) else {}
@@ -33,7 +33,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def too_long(path: Any, max_seq_len: int, group: str) -> str | None:
-    """Return why a model cannot take rows this long, None if it can; `group` is its option."""
+    """Return why a model cannot process rows of this length; `group` is its config group."""
     longest = positions_of(path)
     if longest is None or max_seq_len <= longest:
         return None

@@ -1,4 +1,4 @@
-"""The usual ranges of options. The check of a run reads them in an annotation.
+"""The usual ranges of options, as annotations that the configuration check enforces.
 
 learning_rate: PositiveFloat                 another range: Annotated[float, Meta(gt=0, le=1)]
 max_tokens: PositiveInt | None

@@ -1,7 +1,7 @@
-"""Whether a run may start in its folder.
+"""Check whether a run may start in its folder.
 
-One folder holds one run, and a resume continues it. If the user forgets an override of the first
-half, the second half would be another experiment, so the resume is refused.
+One folder holds one run, and resume=true continues it. A resume without an override of the first
+start would make the rest of the run another experiment, so these rules refuse it.
 """
 
 import os
@@ -18,11 +18,11 @@ from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-_LONGEST_NAME = 255  # bytes, the limit of Linux
+_MAX_NAME_BYTES = 255  # bytes in a name, the limit of Linux
 
-# What may differ when a run is resumed: how long and how it runs, never what is learned.
+# Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
-    *("resume", "run_name", "output_dir", "learned"),  # they are the folder's
+    *("resume", "run_name", "output_dir", "learned"),  # these keys describe the folder
     "max_steps",
     "max_time",
     "trainer",
@@ -37,26 +37,26 @@ MAY_CHANGE = (
     *("env.tool_timeout", "env.envs.*.max_concurrent", "env.envs.*.tool_timeout"),
     *("reference.url", "reference.timeout", "reference.max_retries"),
     *(f"reference.teachers.*.{key}" for key in ("url", "timeout", "max_retries")),
-    *("max_calls", "num_rounds"),  # of a search for a prompt, as is `reflection`
+    *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-LEARNED = ("trainer.max_grad_norm",)  # although `trainer` may change
+FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other keys of `trainer`
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
-    """Refuse a folder that holds another run, and a resume as another experiment."""
+    """Refuse a folder that holds another run, and a resume with other learning options."""
     name, parent = config["run_name"], Path(config["output_dir"])
     run_folder = RunFolder(parent / name)
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
-    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _LONGEST_NAME]:
+    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
-            f"name takes {_LONGEST_NAME}: choose a shorter run_name"
+            f"name takes {_MAX_NAME_BYTES}: choose a shorter run_name"
         )
     elif saved.is_file() and not run_folder.has_steps():
-        return  # the earlier start ended before its first step, so nothing is lost
+        return  # the earlier run made no step, so nothing is lost
     elif saved.is_file() and not config["resume"]:
         yield (
             f"{saved.parent} already holds a run: go on with it by resume=true, or choose another "
@@ -89,18 +89,18 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
         return
     now, then = dict(leaves(config)), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Null follows the devices; the supervisor checks again when it knows their number.
+    # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
             "the checkpoint holds one share of the optimizer for each rank: use "
             f"{ranks}={then.get(ranks)}"
         )
-    # A missing key counts as null, because an older run may lack a newer option.
+    # Treat a missing key as null, because an older run may lack a newer option.
     changed = [
         key
         for key in {**then, **now}
-        if not _may_change(key) and _place(now.get(key)) != _place(then.get(key))
+        if not _may_change(key) and _comparable(now.get(key)) != _comparable(then.get(key))
     ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
@@ -112,24 +112,24 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
 
 
 def _may_change(key: str) -> bool:
-    return key not in LEARNED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
+    return key not in FIXED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
 
 
-def _place(value: Any) -> Any:
-    """Return a value in a form that can be compared; of a file, its absolute path.
+def _comparable(value: Any) -> Any:
+    """Return a value in a form that can be compared: a path becomes absolute.
 
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), ROOT / value):
-            with suppress(OSError):  # the text is longer than a path can be
+            with suppress(OSError):  # the text is too long for a path
                 if path.exists():
                     return path.resolve()
     return value
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value with its dotted key; the keys of a list are numbers."""
+    """Yield every leaf value with its dotted key; the keys of list items are their numbers."""
     items = dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

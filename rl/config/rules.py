@@ -1,7 +1,7 @@
-"""Which values of a configuration go together. A problem is one sentence: values, then remedy.
+"""Rules about combinations of configuration values. A problem is one sentence: values, then remedy.
 
-Keys, names, types and ranges are right before these rules run (check.py). A rule about a key that
-the chosen nodes do not have yields nothing.
+check.py has already checked keys, names, types and ranges. A rule yields nothing if the chosen
+nodes lack its key.
 """
 
 import os
@@ -24,17 +24,17 @@ Config = Mapping[str, Any]
 OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
-# The usual form of names of variables that hold keys.
+# The usual form of the names of environment variables that hold keys.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
 def rule_problems(config: Config) -> list[str]:
-    """Return one sentence for each combination that makes no sense."""
+    """Return one sentence for each invalid combination of values."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
 def secret_problems(config: Config) -> Iterator[str]:
-    """Yield one sentence for each value that is a secret; the sentence does not repeat it."""
+    """Yield one sentence for each value that contains a secret, without repeating the secret."""
     for path, value in leaves(config):
         if not isinstance(value, str):
             continue
@@ -52,9 +52,9 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batches(config: Config) -> Iterator[str]:
-    """Compare the numbers of rollouts, examples and ranks."""
+    """Check batch_size against group_size and ranks; refuse rewards without spread."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
-    ranks = 1 if ranks is None else ranks  # it follows the devices, and never above batch_size
+    ranks = 1 if ranks is None else ranks  # null means one rank per device, at most batch_size
     if batch % group:
         lower, upper = batch // group * group, (batch // group + 1) * group
         yield (
@@ -72,8 +72,8 @@ def batches(config: Config) -> Iterator[str]:
         )
 
 
-def text_alone(config: Config) -> Iterator[str]:
-    """Refuse a client that gets no tokens, and an evaluation without a vLLM."""
+def client_and_evaluation(config: Config) -> Iterator[str]:
+    """Refuse a client that gets no tokens, and a run's evaluation without a vLLM."""
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
         yield (
@@ -94,7 +94,7 @@ def _sampling(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def lengths(config: Config) -> Iterator[str]:
-    """Compare the tokens of a turn, of a row, and of the longest row of the model."""
+    """Compare the lengths of a turn, of a prompt and of a row with their limits."""
     longest = config["max_seq_len"]
     for path, limits in _sampling(config):
         turn = limits.get("max_tokens")
@@ -124,7 +124,7 @@ def lengths(config: Config) -> Iterator[str]:
 
 
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
-    """Refuse Muon from ZeRO stage 1 on, where matrices are flattened and split."""
+    """Refuse Muon under ZeRO stage 1 and above, where matrices are flattened and split."""
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
         optimizer = value_of(config, f"{key}._target_")
@@ -136,9 +136,9 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
 
 
 def offload(config: Config) -> Iterator[str]:
-    """Refuse offloading to the memory of the host without ZeRO 3.
+    """Refuse offloading to host memory without ZeRO stage 3.
 
-    There DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays in that sum.
+    Under the other stages DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays there.
     """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, choice in OFFLOADS.items():
@@ -152,7 +152,7 @@ def offload(config: Config) -> Iterator[str]:
 
 
 def compilation(config: Config) -> Iterator[str]:
-    """Refuse compilation under ZeRO 3, which gathers weights inside the compiled layers."""
+    """Refuse torch.compile under ZeRO stage 3, which gathers weights inside compiled layers."""
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     if stage == 3 and value_of(config, "trainer.compile"):
         yield (
@@ -161,7 +161,7 @@ def compilation(config: Config) -> Iterator[str]:
         )
 
 
-def steps_and_waits(config: Config) -> Iterator[str]:
+def rollout_timeout(config: Config) -> Iterator[str]:
     """Refuse a rollout that may take longer than the other processes wait."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
@@ -190,7 +190,7 @@ def devices(config: Config) -> Iterator[str]:
 
 
 def time_limit(config: Config) -> Iterator[str]:
-    """Check the time of the whole run."""
+    """Check that max_time is a valid duration."""
     try:
         if (max_time := config.get("max_time")) is not None:
             seconds_of(max_time)
@@ -199,11 +199,11 @@ def time_limit(config: Config) -> Iterator[str]:
 
 
 def rewards(config: Config) -> Iterator[str]:
-    """Require a reward with a weight."""
-    members = value_of(config, "env.envs") or {}  # of a mixture
+    """Require that each environment has a reward whose weight is not 0."""
+    members = value_of(config, "env.envs") or {}  # environments of a mixture
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        entries = value_of(config, f"{path}.rewards")  # which may have weights of their own
+        entries = value_of(config, f"{path}.rewards")  # an entry may define its own weight
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
         if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
@@ -211,7 +211,7 @@ def rewards(config: Config) -> Iterator[str]:
 
 
 def output_head(config: Config) -> Iterator[str]:
-    """Refuse overrides of the model's config beside a head dtype, which is one itself."""
+    """Refuse hf_overrides together with a head dtype, which is passed to vLLM as hf_overrides."""
     inference, head_dtype = config["inference"], value_of(config, "model.head_dtype")
     flags = [str(key).replace("-", "_") for key in (inference or {}).get("args", {})]
     if head_dtype and any("hf_overrides" in flag for flag in flags):
@@ -223,10 +223,10 @@ def output_head(config: Config) -> Iterator[str]:
 
 
 def model_folders(config: Config) -> Iterator[str]:
-    """Require that a local model exists; the download reports a wrong name on the hub.
+    """Require that local models exist and are complete; the download checks names on the hub.
 
-    `models/mine` may be a name on the hub, unless there is a folder `models` here. A reference is
-    opened only after the start, so its files are checked here, too.
+    `models/mine` is a name on the hub unless the folder `models` exists here. References are
+    loaded only after the start, so their files are checked here.
     """
     for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
@@ -251,12 +251,12 @@ def model_folders(config: Config) -> Iterator[str]:
 
 
 def data_files(config: Config) -> Iterator[str]:
-    """Require the files that an environment opens only after the start."""
+    """Require the data files that an environment opens only after the start."""
     for path, node in nodes(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if not isinstance(value := node.get(key), str):
                 continue
-            file = Path(value).expanduser()  # or a pattern of names
+            file = Path(value).expanduser()  # a file or a glob pattern
             if file.is_dir():
                 yield f"{path}.{key}={value} is a folder: name the file in it that holds the rows"
             elif not glob(str(file)):
@@ -264,7 +264,7 @@ def data_files(config: Config) -> Iterator[str]:
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every node in a value, with its dotted path."""
+    """Yield every node in a value with its dotted path."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield path, value
@@ -280,11 +280,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     secret_problems,
     batches,
     lengths,
-    text_alone,
+    client_and_evaluation,
     optimizer_and_sharding,
     offload,
     compilation,
-    steps_and_waits,
+    rollout_timeout,
     devices,
     time_limit,
     rewards,

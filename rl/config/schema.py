@@ -1,4 +1,4 @@
-"""The top level of a run's configuration."""
+"""The top-level keys of a run's configuration."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,9 +22,9 @@ from rl.config.nodes import (
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
 
-FORMAT = 2  # of config.yaml, as its key `format`; files of format 1 lack the key
+FORMAT = 2  # of config.yaml, in its key `format`; files of format 1 lack this key
 RESUMES_FORMAT_1 = "4df5c0c"  # the last commit that can resume a run of format 1
-# Keys of earlier commits, and what replaced them.
+# Renamed keys: old name -> new name.
 RENAMED = {
     "model.warm_start.slips": "model.warm_start.corruption_rate",
     "sampler.slips": "sampler.corruption_rate",
@@ -36,7 +36,7 @@ _DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS
 
 
 class ConfigError(ValueError):
-    """The configuration cannot work; each problem is one sentence that says what to do."""
+    """The error raised for an invalid configuration; each problem is a sentence with a remedy."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(f"- {problem}" for problem in problems))
@@ -45,7 +45,7 @@ class ConfigError(ValueError):
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Raise ConfigError for a ValueError or OSError of the block."""
+    """Convert a ValueError or an OSError of the block to a ConfigError."""
     try:
         yield
     except ConfigError:
@@ -56,7 +56,7 @@ def refused() -> Iterator[None]:
 
 @contextmanager
 def parsed() -> Iterator[None]:
-    """Raise ConfigError with file and line for a SyntaxError of the block."""
+    """Convert a SyntaxError of the block to a ConfigError with file and line."""
     try:
         yield
     except SyntaxError as error:
@@ -64,9 +64,9 @@ def parsed() -> Iterator[None]:
 
 
 class Settings:
-    """What the top levels of conf/train.yaml, evaluate.yaml and optimize_prompt.yaml share."""
+    """The base class of the top levels of conf/train.yaml, evaluate.yaml, optimize_prompt.yaml."""
 
-    TYPED: ClassVar[Mapping[str, Any]]  # the class of each typed node
+    TYPED: ClassVar[Mapping[str, Any]]  # the typed record of each core node
     output_dir: str
     run_name: str
 
@@ -77,7 +77,7 @@ class Settings:
         return cls(**{**config, **typed})  # pyright: ignore[reportCallIssue] the fields of a subclass
 
     def plain(self) -> dict[str, Any]:
-        """Return the configuration as a plain mapping: the keys are those of the command line."""
+        """Return the configuration as a plain mapping with the keys of the command line."""
         values = vars(self)
         return {**values, **{key: values[key] and values[key].plain() for key in self.TYPED}}
 
@@ -87,7 +87,7 @@ class Settings:
         return Path(self.output_dir) / self.run_name
 
     def save(self, path: Path) -> None:
-        """Write the configuration as YAML; a process killed meanwhile leaves the old file."""
+        """Write the configuration as YAML, replacing the old file atomically."""
         aside = path.with_name(f".{path.name}.new")
         content = {"format": FORMAT, **self.plain()}
         aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
@@ -96,7 +96,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
-    """The top level of conf/train.yaml, resolved. Values are explained there."""
+    """The resolved top level of conf/train.yaml, which explains each key."""
 
     TYPED: ClassVar[Mapping[str, Any]] = {
         "model": ModelNode,
@@ -143,11 +143,11 @@ class Run(Settings):
     output_dir: str
     run_name: str
     resume: bool
-    # Filled in by the supervisor: what the dry call saw (rl/config/learned.py).
+    # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Return the run with other values for some dotted keys, at most two names deep."""
+        """Return a copy of the run with new values for dotted keys of at most two names."""
         config = self.plain()
         for key, value in changes.items():
             group, _, name = key.partition(".")
@@ -156,38 +156,37 @@ class Run(Settings):
 
     @property
     def groups_per_step(self) -> int:
-        """Examples per batch."""
+        """The number of groups per batch."""
         return self.batch_size // self.group_size
 
     @property
     def starts_vllm(self) -> bool:
-        """Whether this run starts vLLM."""
+        """Whether this run starts vLLM itself."""
         return self.sampler.uses_vllm and not self.inference.is_external
 
     @property
     def transport(self) -> Transport:
-        """How new weights reach vLLM."""
+        """The sender that pushes new weights to vLLM."""
         return transport(vars(self))
 
     @property
     def pushes_adapter(self) -> bool:
-        """Whether vLLM gets the adapter alone, which it serves under a name of its own."""
+        """Whether only the adapter is pushed to vLLM, where it has its own model name."""
         return self.transport.adapter_only
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the run that `save` wrote there."""
+        """Return the run that `save` wrote to this file."""
         settings = yaml.safe_load(path.read_text())
         settings.pop("format", None)
         return cls.of(settings)
 
 
 def seconds_of(duration: float | str) -> float:
-    """Return a duration such as 3h30m, 90m, 45s, 1d12h or a number, in seconds.
+    """Convert a duration such as 3h30m, 90m, 45s, 1d12h or a number to seconds.
 
     Raises:
         ValueError: the text is not a duration, or the duration is not positive.
-
     """
     text = str(duration).replace(" ", "")
     is_number = re.fullmatch(r"\d+(\.\d+)?", text)

@@ -4,10 +4,10 @@
     class Reverse(Environment):                         |                '- options: from YAML
         min_length: int                                 '- positional: supplied by code
 
-Keyword-only parameters are the options of a function and of a class's `__init__`, keyword-only
-fields those of a dataclass. The options of a method `configure`, inherited or not, are added.
-Only names, annotations and literal constants are read here: what a function reads or returns is
-found by calling it (rl/dry_call/learn.py).
+Options are the keyword-only parameters of a function or of a class's `__init__`, the keyword-only
+fields of a dataclass, and the parameters of a method `configure`, which may be inherited. This
+module reads only names, annotations and literal constants. The dry call finds the values that a
+function reads or returns (rl/dry_call/learn.py).
 """
 
 import ast
@@ -22,17 +22,17 @@ from pathlib import Path
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-# Compared by identity, because hashing a syntax tree is slow.
+# Modules are compared by identity, because hashing a syntax tree is slow.
 @dataclass(frozen=True, eq=False)
 class Module:
-    """One parsed source file."""
+    """A parsed Python source file."""
 
     name: str
     path: Path
     tree: ast.Module
 
     def statements(self) -> Iterator[ast.stmt]:
-        """Yield top-level statements, those inside `if` and `try` included."""
+        """Yield top-level statements, including those inside `if` and `try`."""
         stack = self.tree.body[::-1]
         while stack:
             statement = stack.pop()
@@ -46,19 +46,19 @@ Found = tuple[Module, ast.stmt]
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """One keyword-only parameter."""
+    """A keyword-only parameter of a target."""
 
     annotation: ast.expr | None
-    required: bool  # has no default
-    module: Module  # the annotation's names are looked up here
-    configured: bool = False  # the method `configure` takes it
+    required: bool  # True if the parameter has no default
+    module: Module  # module in which the annotation's names are looked up
+    configured: bool = False  # True if it is a parameter of the method `configure`
 
 
 Options = dict[str, Option]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `: did you mean x?` with the closest known word, or nothing if none is close."""
+    """Return `: did you mean x?` with the closest known word, or "" if no word is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f": did you mean {close[0]}?" if close else ""
 
@@ -74,7 +74,7 @@ def source(name: str) -> Module | None:
 
 
 def spec_of(name: str) -> ModuleSpec | None:
-    """Return what importlib.util.find_spec would, without importing the packages above."""
+    """Return the same as importlib.util.find_spec, but do not import the parent packages."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -89,8 +89,8 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 def find(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found | None:
-    """Return the statement that defines `name` or `package.name`, followed through imports."""
-    if f"{module.name}:{name}" in seen:  # star imports may form a circle
+    """Return the definition of `name` or `package.name` and its module; follow imports."""
+    if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
     seen |= {f"{module.name}:{name}"}
     head, _, rest = name.partition(".")
@@ -114,11 +114,11 @@ def find(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found
 
 
 def _imported(module: Module, name: str) -> Iterator[str]:
-    """Yield the dotted names that imports may have given to a name of a module."""
+    """Yield the dotted names that imports of a module may bind to `name`."""
     for statement in module.statements():
         match statement:
             case ast.ImportFrom():
-                origin = absolute(module, statement)
+                origin = absolute_module(module, statement)
                 for alias in statement.names:
                     if name == (alias.asname or alias.name):
                         yield f"{origin}.{alias.name}"
@@ -132,10 +132,10 @@ def _imported(module: Module, name: str) -> Iterator[str]:
                         yield name
 
 
-def absolute(module: Module, statement: ast.ImportFrom) -> str:
-    """Return the module that a `from ... import` names, relative imports resolved."""
+def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
+    """Return the absolute name of the module in a `from ... import` statement."""
     parts = module.name.split(".")
-    # The first dot is the package: the module itself if it is an __init__.py.
+    # One dot means the package, which is the module itself if the file is an __init__.py.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])
@@ -143,18 +143,18 @@ def absolute(module: Module, statement: ast.ImportFrom) -> str:
 
 @cache
 def read(target: str) -> Options:
-    """Return the options of `package.module.name`. LookupError with one sentence if unknown."""
+    """Return the options of `package.module.name`; raise LookupError if it does not exist."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
         return _parameters(module, definition)
     made = _method(module, definition, "__init__") or {}
     later = _method(module, definition, "configure") or {}
-    # An option that both have goes to the constructor.
+    # The constructor gets an option that both methods have.
     return {key: replace(option, configured=True) for key, option in later.items()} | made
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
-    """Return the function or class that `package.module.name` is. LookupError if there is none."""
+    """Return the function or class `package.module.name`; raise LookupError if there is none."""
     name, _, attribute = target.rpartition(".")
     if not name:
         raise LookupError(f"{target!r} is not of the form module.name")
@@ -173,7 +173,7 @@ def definition_of(target: str) -> tuple[Module, Definition]:
 
 
 def _siblings(name: str) -> list[str]:
-    """Return the modules of the package that a module was looked for in."""
+    """Return the names of the modules that are in the same package as module `name`."""
     package = name.rpartition(".")[0]
     spec = spec_of(package) if package else None
     folders = spec.submodule_search_locations or [] if spec else []
@@ -181,13 +181,13 @@ def _siblings(name: str) -> list[str]:
 
 
 def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Options:
-    """Return the options of a def."""
+    """Return the options of a function definition."""
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     return {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
 
 
 def _method(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
-    """Return the options of a class's own or inherited method, None without it."""
+    """Return the options of a class's own or inherited method, or None if it has none."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return _parameters(module, statement)
@@ -198,9 +198,9 @@ def _method(module: Module, definition: ast.ClassDef, name: str) -> Options | No
 
 
 def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
-    """Yield the classes that a class inherits from, if they are written in Python."""
+    """Yield the base classes of a class, if they are written in Python."""
     for base in definition.bases:
-        while isinstance(base, ast.Subscript):  # Base[T]
+        while isinstance(base, ast.Subscript):  # Base[T] becomes Base
             base = base.value
         found = find(module, ast.unparse(base))
         if found and isinstance(found[1], ast.ClassDef):
@@ -208,13 +208,13 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
 
 
 def _dataclass(definition: ast.ClassDef) -> str:
-    """Return the @dataclass decorator as written, nothing without one."""
+    """Return the source of the @dataclass decorator, or "" if there is none."""
     decorators = map(ast.unparse, definition.decorator_list)
     return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 
 
 def _fields(module: Module, definition: ast.ClassDef) -> Options:
-    """Return the options of the `__init__` that @dataclass writes."""
+    """Return the options of the `__init__` that @dataclass generates."""
     options: Options = {}
     for base in reversed(list(bases(module, definition))):
         if _dataclass(base[1]):

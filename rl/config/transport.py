@@ -1,4 +1,4 @@
-"""Which sender of conf/sync pushes the weights of a run to vLLM; sync=auto is decided here."""
+"""Choose the sender of conf/sync that pushes a run's weights to vLLM, also for sync=auto."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,47 +8,47 @@ from rl.config.facts import fact, is_external, spans_hosts
 
 Node = Mapping[str, Any]
 
-# Ranks of an adapter for which vLLM can reserve memory.
+# Adapter ranks for which vLLM can reserve memory.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True)
 class Transport:
-    """A sender; `node` is the node of conf/sync, with its `_target_`."""
+    """The chosen weight sender; `node` is its node of conf/sync."""
 
     node: Node
 
     @property
     def name(self) -> str:
-        """The module of the sender: a way to push is one file."""
+        """The module name of the sender, because each sender has its own file."""
         return self.node["_target_"].split(".")[-2]
 
     @property
     def adapter_only(self) -> bool:
-        """True if it pushes the LoRA matrices alone."""
+        """Whether the sender pushes only the LoRA matrices."""
         return self.has("adapter_only")
 
     def has(self, name: str) -> bool:
-        """Return a class variable of the sender (rl/weights/transport.py)."""
+        """Return a boolean class variable of the sender (rl/weights/transport.py)."""
         return fact(self.node["_target_"], name, False)
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender that `sync` names, or for sync=auto the smallest push that is exact."""
+    """Return the sender that `sync` names; sync=auto chooses the smallest push that is exact."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen
-    if obstacle(config["adapter"], config["model"]) is None:
+    if adapter_obstacle(config["adapter"], config["model"]) is None:
         target = "rl.weights.adapter.AdapterSender"
-    elif hosts_apart(config):
+    elif why_other_host(config):
         target = "rl.weights.gloo.GlooSender"
     else:
         target = "rl.weights.shm.ShmSender"
     return Transport({**chosen.node, "_target_": target})
 
 
-def hosts_apart(config: Node) -> str | None:
-    """Return why vLLM may be on another host than the trainer, None if it cannot."""
+def why_other_host(config: Node) -> str | None:
+    """Return why vLLM may be on another host than the trainer, or None if it cannot be."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
         return "an external vLLM may be on another host"
@@ -57,8 +57,8 @@ def hosts_apart(config: Node) -> str | None:
     return None
 
 
-def obstacle(adapter: Node, model: Node) -> str | None:
-    """Return why the adapter alone cannot be pushed, None if it can: values, then remedy."""
+def adapter_obstacle(adapter: Node, model: Node) -> str | None:
+    """Return why the adapter alone cannot be pushed (values, then remedy), or None if it can."""
     if not fact(adapter["_target_"], "freezes_base", False):
         return "there is no adapter: add adapter=lora, or use sync=auto"
     if adapter["modules_to_save"]:
@@ -80,11 +80,11 @@ def obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def transport_problems(config: Node) -> Iterator[str]:
-    """Yield why these hosts or this policy cannot use the sender: values, then remedy."""
+    """Yield why the sender does not suit these hosts or this policy: values, then remedy."""
     chosen = transport(config)
-    if chosen.adapter_only and (why := obstacle(config["adapter"], config["model"])):
+    if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
-    if chosen.has("one_host") and (apart := hosts_apart(config)):
+    if chosen.has("one_host") and (apart := why_other_host(config)):
         yield (
             f"sync={chosen.name} goes through the memory of one host, but {apart}: use sync=gloo"
         )

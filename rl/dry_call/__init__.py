@@ -1,1 +1,1 @@
-"""What a user can write is called once with made-up values, before a run starts."""
+"""The dry call: each component of a run is called with made-up values before the run starts."""

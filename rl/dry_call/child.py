@@ -1,12 +1,12 @@
-"""The dry call in a child process, beside what the supervisor does meanwhile. No torch here.
+"""Run the dry call in a child process while the supervisor starts vLLM. Imports no torch.
 
     with DryCall([config]) as dry_call:      the child starts, unless the result is in the cache
         ...                                  vLLM starts
-        learned = dry_call.learned()         waits for the child; ConfigError
+        learned = dry_call.learned()         waits for the child; may raise ConfigError
 
-What was learned is kept in the user's cache until one of the files that the child imported changes.
-It is not kept if the environment's first examples could not be read in time, because the child then
-did not check the order.
+A result stays in the user's cache until one of the files that the child imported changes. A result
+is not cached if the environment's first examples could not be read in time, because the child then
+did not check the example order.
 """
 
 import hashlib
@@ -35,31 +35,31 @@ _KEYS = (
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
 _LAST_LINES = 5
-LIMIT_S = 600.0  # for all configurations of a sweep
+LIMIT_S = 600.0  # seconds to wait for all configurations of a sweep
 Answer = Mapping[str, Any]
 
 
 class DryCall:
-    """The dry calls of some configurations; those that are not in the cache share one child."""
+    """The dry calls of some configurations; one child handles all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._whole = configs
-        self._configs = [_asked(config) for config in configs]
-        self._answers: list[Answer | None] = [_kept(config) for config in self._configs]
+        self._configs = [_inputs(config) for config in configs]
+        self._answers: list[Answer | None] = [_cached_answer(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="offbyone-check-")
 
     def __enter__(self) -> Self:
-        if waiting := self._waiting():
+        if uncached := self._uncached():
             with self._path("asked").open("w+b") as asked, self._path("log").open("wb") as log:
-                asked.write(pickle.dumps([self._configs[i] for i in waiting]))
+                asked.write(pickle.dumps([self._configs[i] for i in uncached]))
                 asked.seek(0)
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", "rl.dry_call.learn", str(self._path("answer"))],
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # One thread each: vLLM starts at the same time.
+                    # Use one thread, because vLLM starts at the same time.
                     env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
         return self
@@ -78,18 +78,17 @@ class DryCall:
     def _path(self, name: str) -> Path:
         return Path(self._folder.name, name)
 
-    def _waiting(self) -> list[int]:
+    def _uncached(self) -> list[int]:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
-        """Return what was learned about one of the configurations.
+        """Return the facts about one of the configurations.
 
         Raises:
-            ConfigError: one of its callables cannot be used, or they do not go together.
-
+            ConfigError: a component cannot be used, or the components cannot be combined.
         """
-        if waiting := self._waiting():
-            self._read_answers(waiting)
+        if uncached := self._uncached():
+            self._read_answers(uncached)
         answer = self._answers[number]
         assert answer is not None
         if "problems" in answer:
@@ -99,22 +98,22 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the source files that the dry call of a configuration imported, but libraries.
+        """Return the source files that a configuration's dry call imported, except libraries.
 
-        ConfigError as above.
+        Raise ConfigError as `learned` does.
         """
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
     def completed(self, run: Run) -> Run:
-        """Return the only run of this dry call with what was learned. ConfigError as above."""
+        """Return the run with the facts of its dry call; raise ConfigError as `learned` does."""
         return replace(run, learned=asdict(self.learned()))
 
-    def _read_answers(self, waiting: Sequence[int]) -> None:
+    def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
         try:
             status = self._child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:  # code outside of Python ignores the child's own clock
+        except subprocess.TimeoutExpired:  # native code can ignore the child's own timer
             self._child.kill()
             status = self._child.wait()
         try:
@@ -123,46 +122,46 @@ class DryCall:
             lines = self._path("log").read_text(errors="replace").strip().splitlines()
             end = "\n  ".join(lines[-_LAST_LINES:])
             raise ConfigError(
-                [f"the process that calls your functions once ended with status {status}:\n  {end}"]
+                [f"the dry call of your functions ended with status {status}:\n  {end}"]
             ) from None
-        for number, answer in zip(waiting, reply["answers"], strict=True):
+        for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
             if "learned" in answer and answer["read_env"]:
-                _keep(self._configs[number], answer["learned"], reply["files"])
+                _cache_answer(self._configs[number], answer["learned"], reply["files"])
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that a dry call looks at; the seed and the folder change nothing."""
+def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that affect a dry call; the seed and the folder do not."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
 
 
-def _kept_at(config: Mapping[str, Any]) -> Path:
+def _cache_file(config: Mapping[str, Any]) -> Path:
     where = [sys.executable, sys.version, os.getcwd(), os.environ.get("PYTHONPATH", "")]
     text = repr([config, where, version("torch"), str(Path(__file__))])
     return cache_folder() / "dry_calls" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
-def _identity(file: str) -> list[int]:
+def _file_stamp(file: str) -> list[int]:
     status = os.stat(file)
     return [status.st_mtime_ns, status.st_size, status.st_ino]
 
 
-def _kept(config: Mapping[str, Any]) -> Answer | None:
-    """Return the cached answer if none of its files has changed."""
+def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
+    """Return the cached answer if none of its source files has changed, else None."""
     with suppress(OSError, ValueError, KeyError):
-        kept = json.loads(_kept_at(config).read_text())
-        if all(_identity(file) == then for file, then in kept["files"].items()):
+        kept = json.loads(_cache_file(config).read_text())
+        if all(_file_stamp(file) == then for file, then in kept["files"].items()):
             Learned.from_settings(kept["learned"])
             return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
 
 
-def _keep(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
-    """Write an answer to the cache, whole or not at all; without a cache the run goes on."""
-    path = _kept_at(config)
+def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
+    """Write an answer to the cache atomically; ignore a cache that cannot be written."""
+    path = _cache_file(config)
     with suppress(OSError):
-        content = {"learned": learned, "files": {file: _identity(file) for file in files}}
+        content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps(content))

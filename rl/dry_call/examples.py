@@ -1,6 +1,6 @@
 """Dry calls of the classes that handle examples and groups: environment, order, buffer.
 
-Imports no torch.
+This module imports no torch.
 """
 
 import inspect
@@ -15,21 +15,21 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import Report, Wrong
+from rl.dry_call.report import Report, Unusable
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
-ENV_S = 2.0
-_MOST_EXAMPLES = 16  # of a pool, for the order
+ENV_TIMEOUT_S = 2.0
+_MAX_EXAMPLES = 16  # number of examples per pool that the order gets
 _ROUNDS = 3
-# Problems and pools by environment, for a sweep; None: its examples could not be read in time.
-_LOOKED_UP: dict[str, tuple[list[str], list[Pool] | None]] = {}
+# Problems and pools by environment, cached for sweeps. The pools are None if reading was too slow.
+_EXAMPLES_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Add groups and draw batches for a few rounds, saving and loading the state in between."""
+    """Dry-call a buffer: add groups, draw batches, then save and load its state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", unknown=KeyError):
         buffer, waiting, index = made(), set[int](), 0
@@ -44,14 +44,14 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
             if drawn is not None:
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
-                    raise Wrong(
-                        f"drew {len(indices)} groups, some of them not waiting or not {count}"
+                    raise Unusable(
+                        f"drew {len(indices)} groups: return {count} different waiting groups"
                     )
                 if len(set(indices)) != count:
-                    raise Wrong(f"drew a group twice: {sorted(indices)}; return each group once")
+                    raise Unusable(f"drew a group twice: {sorted(indices)}; return each group once")
                 waiting.difference_update(indices)
         another = made()
-        another.load(_as_saved(buffer.state()))
+        another.load(_json_round_trip(buffer.state()))
         another.load({})
 
 
@@ -63,27 +63,27 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
-    """Raise Wrong if a method is missing, some of which are called only after a resume."""
+    """Raise Unusable if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
-        raise Wrong(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
+        raise Unusable(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
 
 
-def _as_saved(state: Any) -> Any:
-    """Return the state after it was in a checkpoint."""
+def _json_round_trip(state: Any) -> Any:
+    """Return the state after a JSON round trip, as checkpoints store it."""
     try:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
-        raise Wrong(
-            f"has a state() that a checkpoint cannot keep ({error}): return plain values, with "
+        raise Unusable(
+            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
             "text as keys"
         ) from error
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Take examples for a few rounds, tell the order of the groups, and save and load it."""
+    """Dry-call an example order: draw examples, report groups, then save and load its state."""
     made = build(node)
-    firsts = [range(min(len(pool.examples), _MOST_EXAMPLES)) for pool in pools]
+    firsts = [range(min(len(pool.examples), _MAX_EXAMPLES)) for pool in pools]
     pools = [
         replace(pool, examples=[pool.examples[i] for i in first])
         for pool, first in zip(pools, firsts, strict=True)
@@ -98,34 +98,34 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
             place = order.next(index)
             order.observe(place, _made_up_group(index, 0, order.example(place)))
         order.metrics()
-        another.load(_as_saved(order.state()))
+        another.load(_json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
 
 
 def first_examples(report: Report, node: Any) -> list[Pool]:
-    """Return the environment's training examples, none if they take longer than two seconds.
+    """Return the training pools of an environment, or [] if reading takes over two seconds.
 
-    Data that cannot be reached says so when the rollouts start: `OSError` is not a problem here.
+    An `OSError` is not a problem here, because missing data is reported when rollouts start.
     """
     key = repr(node)
-    if key not in _LOOKED_UP:
-        _LOOKED_UP[key] = _look_up(node)
-    problems, pools = _LOOKED_UP[key]
+    if key not in _EXAMPLES_CACHE:
+        _EXAMPLES_CACHE[key] = _read_pools(node)
+    problems, pools = _EXAMPLES_CACHE[key]
     report.problems += problems
     return [pool for pool in pools or () if len(pool.examples)]
 
 
-def could_read(node: Any) -> bool:
+def were_read(node: Any) -> bool:
     """Return whether `first_examples` has read the examples of an environment."""
-    return _LOOKED_UP[repr(node)][1] is not None
+    return _EXAMPLES_CACHE[repr(node)][1] is not None
 
 
-def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return what is wrong with the examples, and the pools; None if they could not be read."""
+def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
+    """Return the problems of the examples, and the pools or None if they could not be read."""
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
-    def look() -> None:
+    def read() -> None:
         with trial.calling("env", made, unknown=OSError):
             try:
                 env = made()
@@ -133,25 +133,25 @@ def _look_up(node: Any) -> tuple[list[str], list[Pool] | None]:
                 for pool in pools:
                     if len(pool.examples) and not isinstance(pool.examples[0], Example):
                         kind = type(pool.examples[0]).__name__
-                        raise Wrong(f"has examples that are a {kind}: return envs.episode.Example")
+                        raise Unusable(f"has examples of type {kind}: return envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # a signal handler, which only the main thread may set
+            except ValueError as error:  # only the main thread may set a signal handler
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
                 return
-        # The files of a warm start include those that an expert imports when it is called.
+        # Draw a demonstration, so that the cache also covers files that the expert imports late.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    thread.join(ENV_S)
+    thread.join(ENV_TIMEOUT_S)
     return trial.problems, found[0]
 
 
 def check_methods(report: Report, env: type) -> None:
-    """Compare the parameters of `score` and `reply`, which are not called, with the protocol's."""
+    """Check that `score` and `reply` accept the protocol's arguments, without calling them."""
     for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
         method = inspect.getattr_static(env, name, None)
         if not inspect.isfunction(method):
@@ -160,4 +160,5 @@ def check_methods(report: Report, env: type) -> None:
             try:
                 inspect.signature(method).bind(None, *given)
             except TypeError as error:
-                raise Wrong(f"has other parameters ({error}): take {' and '.join(given)}") from None
+                why = f"has other parameters ({error}): accept {' and '.join(given)}"
+                raise Unusable(why) from None

@@ -1,10 +1,10 @@
-"""A dry call of what a user can write: `python -m rl.dry_call.learn` in a short-lived process.
+"""Dry-call a user's components: `python -m rl.dry_call.learn` in a short-lived process.
 
-    configurations (JSON) -> import the targets, call them with made-up values -> what was learned
+    configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-The supervisor imports no torch, so a child does this (rl/dry_call/child.py). `score` and `reply`
-of an environment, the logger and the critic's model are not called, because they may reach a judge,
-a sandbox or a network.
+The supervisor imports no torch, so a child runs this module (rl/dry_call/child.py). `score` and
+`reply` of an environment, the logger and the critic's model are not called, because they may use a
+judge, a sandbox or a network.
 """
 
 import json
@@ -28,11 +28,10 @@ Config = Mapping[str, Any]
 
 
 def learn(config: Config) -> Learned:
-    """Call what a configuration composes.
+    """Call the components of a configuration and return the facts about them.
 
     Raises:
-        ConfigError: something raised, or returned what a run cannot use; with file and line.
-
+        ConfigError: a component raised, or returned an unusable value; with file and line.
     """
     from rl.config.build import build
     from rl.dry_call import examples, rewards, tensors
@@ -67,12 +66,12 @@ def learn(config: Config) -> Learned:
 
 
 def completed(config: Config) -> Run:
-    """Return the run of a configuration, dry-called in this process: for benchmarks and tests."""
+    """Return a configuration's run after a dry call in this process, for benchmarks and tests."""
     return Run.of({**config, "learned": asdict(learn(config))})
 
 
 def _built(report: Report, config: Config) -> dict[str, Any]:
-    """Return each callable of the nodes that are called, imported and with its options."""
+    """Import the components; return each one with its options bound."""
     from rl.config.build import build
 
     called = {
@@ -82,7 +81,7 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # The others are only imported; those of `rl` are known to work, and some take seconds.
+    # Only import the others. Skip those of `rl`, which are known to work and may take seconds.
     others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
     nodes = {g: config[g] for g in others if not config[g]["_target_"].startswith("rl.")} | called
     built = {}
@@ -95,7 +94,7 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
 
 
 def own_files(configs: Sequence[Config]) -> list[str]:
-    """Return the source files of the targets, and of everything imported here but libraries."""
+    """Return the source files of the targets and of all imported modules except libraries."""
     targets = set(re.findall(r"'_target_': '([\w.]+)\.\w+'", repr(configs)))
     files = {name: getattr(m, "__file__", None) for name, m in list(sys.modules.items())}
     chosen = {file for name, file in files.items() if file and name in targets}
@@ -105,10 +104,10 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 def _answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # Again every second, because `Report.calling` turns the first TimeoutError into a problem.
+    # Repeat the alarm, because `Report.calling` turns the first TimeoutError into a problem.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
-        return {"learned": asdict(learn(config)), "read_env": examples.could_read(config["env"])}
+        return {"learned": asdict(learn(config)), "read_env": examples.were_read(config["env"])}
     except ConfigError as error:
         return {"problems": error.problems}
     except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers
@@ -122,7 +121,7 @@ def _too_slow(*_: object) -> None:
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
-    """Write the answers for these configurations to a file, and the files that they depend on."""
+    """Write the answers for these configurations and the files that they depend on."""
     from rl.dry_call import tensors  # noqa: F401 torch is imported before the clock starts
 
     signal.signal(signal.SIGALRM, _too_slow)
@@ -133,4 +132,4 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 if __name__ == "__main__":
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # an environment that still loads its data must not keep this process
+    os._exit(0)  # do not wait for an environment that still loads its data

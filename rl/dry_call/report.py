@@ -1,4 +1,4 @@
-"""How a dry call reports what a user's code raised or returned: value, remedy, file and line."""
+"""Report errors of user code in a dry call: value, remedy, file and line."""
 
 import inspect
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from typing import Any
 from envs.user_code import frame_of
 
 
-class Wrong(ValueError):
-    """The code under test returned something that a run cannot use; the message has the remedy."""
+class Unusable(ValueError):
+    """The error raised if user code returned an unusable value; the message has the remedy."""
 
 
 class Report:
-    """Collects the problems of one configuration."""
+    """The problems of one configuration."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -27,7 +27,7 @@ class Report:
         given: str = "",
         unknown: type[Exception] | tuple[()] = (),
     ) -> Iterator[None]:
-        """Note what the block raises as a problem of `made`, which was called with `given`.
+        """Record an error in the block as a problem of `made`, which was called with `given`.
 
         An error of the type `unknown` is ignored, because made-up values may cause it.
         """
@@ -35,16 +35,16 @@ class Report:
             yield
         except unknown:
             pass
-        except Wrong as wrong:
-            self.problems.append(f"{group}: {name_of(made)} {wrong}{_place(defined_at(made))}")
+        except Unusable as error:
+            self.problems.append(f"{group}: {name_of(made)} {error}{_location(defined_at(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
-            place = _place(raised_at(error, made))
+            place = _location(raised_at(error, made))
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 
 
 def unwrapped(made: Any) -> Any:
-    """Return the user's function or class behind partials, decorators and instances."""
+    """Return the user's function or class without its partials, decorators and instances."""
     while hasattr(made, "func"):
         made = made.func
     made = inspect.unwrap(made) if callable(made) else made
@@ -67,7 +67,7 @@ def defined_at(made: Any) -> tuple[str, int] | None:
 
 
 def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
-    """Return the last line of the user's own code that an exception passed through."""
+    """Return the file and the line of the last frame of user code in a traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 1
     own = defined_at(made)
@@ -77,5 +77,5 @@ def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
     return frame.filename, frame.lineno or 1
 
 
-def _place(place: tuple[str, int] | None) -> str:
-    return f" ({place[0]}, line {place[1]})" if place else ""
+def _location(found: tuple[str, int] | None) -> str:
+    return f" ({found[0]}, line {found[1]})" if found else ""

@@ -1,6 +1,6 @@
-"""Dry calls of what turns rewards into weights: advantage, aggregation, truncation, shaping.
+"""Dry calls of components that turn rewards into weights, such as the advantage.
 
-Imports no torch. A made-up rollout has one token per unit of its turns' lengths.
+This module imports no torch. A made-up turn of length n has n completion tokens.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.episode import Example, StopReason
-from rl.dry_call.report import Report, Wrong
+from rl.dry_call.report import Report, Unusable
 from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.credit import Crediting
 
@@ -18,7 +18,7 @@ from rl.rollouts.credit import Crediting
 def made_up_rollout(
     reward: float | None, *turns: int, cut_off: bool = False, turn_limit: int | None = None
 ) -> Rollout:
-    """Return a rollout of these many completion tokens in each turn, after one prompt token."""
+    """Return a rollout with one prompt token and turns of these numbers of completion tokens."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
     row = TrainingRow(
@@ -41,8 +41,8 @@ def made_up_rollout(
 
 
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
-    """Call an advantage on made-up groups; return whether it takes turns and compares rollouts."""
-    # The first is not 0, because with group_size=1 a baseline would look like no advantage at all.
+    """Call an advantage on made-up groups; return whether it accepts turns, and other facts."""
+    # The first reward is not 0, so that a group of one shows whether a baseline is subtracted.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -52,38 +52,38 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     }
     by_turn = False
 
-    def form(rewards: Sequence[float | None]) -> list[Any]:
-        """Return the rewards, or lists of one to three rewards of turns."""
+    def shaped(rewards: Sequence[float | None]) -> list[Any]:
+        """Return one reward per rollout, or if by_turn a list of one to three turn rewards."""
         if not by_turn:
             return list(rewards)
         return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
 
-    def works(report: Report, what: str) -> bool:
-        """Return whether an advantage returned numbers for one of the cases."""
-        given = form(cases[what])
-        return _numbers(report, "advantage", advantage, what, by_turn, given) is not None
+    def succeeds(report: Report, what: str) -> bool:
+        """Return whether the advantage returned valid numbers for one of the cases."""
+        given = shaped(cases[what])
+        return _called(report, "advantage", advantage, what, by_turn, given) is not None
 
     first = next(iter(cases))
-    if not works(Report(), first):
+    if not succeeds(Report(), first):
         by_turn = True
-        by_turn = works(Report(), first)
-    if not all(works(report, what) for what in cases):
+        by_turn = succeeds(Report(), first)
+    if not all(succeeds(report, what) for what in cases):
         return {}
     try:
-        advantage(form([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
+        advantage(shaped([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
         refuses_negative = False
     except Exception:  # noqa: BLE001 whatever it raises, it does not take such a reward
         refuses_negative = True
     return {
         "advantage_takes_turns": by_turn,
-        "advantage_is_reward": [*advantage(form(ordinary))] == form(ordinary),
-        "advantage_compares": all(_is_zero(advantage, form([r])) for r in (1.0, 0.0, 0.37)),
+        "advantage_is_reward": [*advantage(shaped(ordinary))] == shaped(ordinary),
+        "advantage_compares": all(_is_zero(advantage, shaped([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 
 
 def _is_zero(advantage: Any, alone: list[Any]) -> bool:
-    """Return whether a rollout alone in its group has the advantage 0."""
+    """Return whether the only rollout of a group has the advantage 0."""
     try:
         return not np.any(advantage(alone)[0])
     except Exception:  # noqa: BLE001 an advantage may need a larger group
@@ -91,13 +91,13 @@ def _is_zero(advantage: Any, alone: list[Any]) -> bool:
 
 
 def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
-    """Return whether an aggregation takes turns, and whether rollouts all weigh the same."""
+    """Return whether an aggregation accepts turns, and whether all rollouts weigh the same."""
     lengths, groups = [5, 3, 0, 8], [0, 0, 1, 1]
     forms: list[list[Any]] = [lengths, [[2, 3], [3], [], [4, 4]]]
     trials = [Report(), Report()]
     for by_turn, (given, trial) in enumerate(zip(forms, trials, strict=True)):
         what = f"the lengths {given}"
-        weights = _numbers(trial, "aggregation", aggregation, what, bool(by_turn), given, groups)
+        weights = _called(trial, "aggregation", aggregation, what, bool(by_turn), given, groups)
         if weights is not None:
             totals = [] if by_turn else [w * n for w, n in zip(weights, lengths, strict=True) if n]
             return {
@@ -108,10 +108,10 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     return {}
 
 
-def _numbers(
+def _called(
     report: Report, group: str, made: Any, what: str, by_turn: bool, given: list[Any], *more: Any
 ) -> Any:
-    """Call a function of a group; return its result, None if that is no number per rollout."""
+    """Call a component; return its result, or None if it is not one number per rollout."""
     with report.calling(group, made, what):
         result = made(given, *more)
         _require_numbers(result, given, by_turn)
@@ -120,18 +120,18 @@ def _numbers(
 
 
 def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "rollout") -> None:
-    """Raise Wrong unless `result` has a number for each item, or a list for each list of turns."""
+    """Raise Unusable unless `result` has one number per item, or per turn if items are lists."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise Wrong(f"returned {what} for a group of {len(given)}: return one for each {unit}")
+        raise Unusable(f"returned {what} for a group of {len(given)}: return one for each {unit}")
     for number, item in zip(result, given, strict=True):
         if by_turn:
             if item is not None:
                 _require_numbers(number, item, False, "turn of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
-            raise Wrong(
-                f"returned {number!r} in the place of a number: return a finite number for each "
+            raise Unusable(
+                f"returned {number!r} instead of a number: return a finite number for each "
                 f"{unit}, 0 where there is nothing to learn"
             )
 
@@ -139,21 +139,21 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return what a truncation changes; call the shaping of rewards on what it returned."""
+    """Return how a truncation changes rewards; call the reward shaping on its results."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),
         made_up_rollout(1.0, longest, cut_off=True, turn_limit=longest),
         made_up_rollout(0.0, longest, cut_off=True, turn_limit=longest),
-        made_up_rollout(0.5),  # without a token
+        made_up_rollout(0.5),  # a rollout without tokens
     ]
     pairs: list[tuple[Rollout, Credit]] = []
-    # A made-up rollout has no rewards by the names of the environment, hence KeyError.
+    # Ignore KeyError, because a made-up rollout lacks the named rewards of the environment.
     with report.calling("truncation", truncation, "a made-up rollout", unknown=KeyError):
         for rollout in rollouts:
             credit = truncation(rollout)
             if not isinstance(credit, Credit):
-                raise Wrong(
+                raise Unusable(
                     f"returned a {type(credit).__name__}: return Credit(reward, trains=...) of "
                     "rl/records.py"
                 )

@@ -1,7 +1,7 @@
-"""Dry calls of what computes with tensors: loss, correction, divergence, critic.
+"""Dry calls of components that compute with tensors: loss, correction, divergence, critic.
 
-Eight made-up tokens of two sequences with several turns; a third sequence has no token here. The
-importance ratios are near 1, so that no bound is reached, and advantages have both signs.
+The input has eight made-up tokens of two sequences with several turns. A third sequence has no
+tokens. The importance ratios are near 1, so that no bound is reached. Advantages have both signs.
 """
 
 import sys
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import Report, Wrong, unwrapped
+from rl.dry_call.report import Report, Unusable, unwrapped
 
-GIVEN = "eight made-up tokens"
+INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names that the run gives to numbers of its own: a loss's metric would replace or lose one of them.
-TAKEN = frozenset(
+# Names of the run's own metrics. A loss's metric of the same name would replace one, or be lost.
+RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
         *("kl_to_rollout", "kl_divergence", "kl_beta", "kl_penalty", "correction"),
@@ -29,9 +29,9 @@ TAKEN = frozenset(
 
 
 class Watched(Tensor):
-    """A field of the made-up tokens that notes when its numbers are used.
+    """A field of the made-up tokens that records when its values are used.
 
-    Reading the attribute alone is not use: `vars(tokens)` and `dataclasses.replace` read them all.
+    Reading the attribute does not count: `vars(tokens)` and `dataclasses.replace` also read it.
     """
 
     field: str
@@ -41,7 +41,7 @@ class Watched(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function on plain tensors."""
+        """Call the function on plain tensors, and record the fields that it uses."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
@@ -61,13 +61,13 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return tokens, those of their tensors that need a gradient, and the set of used fields.
+    """Return tokens, their tensors that need a gradient, and a set that collects used fields.
 
     `change` is added to rollout_logprobs.
     """
     generator = torch.Generator().manual_seed(0)
 
-    def near(values: Tensor) -> Tensor:
+    def perturbed(values: Tensor) -> Tensor:
         return values + 0.02 * torch.randn(values.shape, generator=generator)
 
     logprobs = -0.2 - torch.rand(NUM_TOKENS, generator=generator)
@@ -75,19 +75,19 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     leaves = [logprobs.clone().requires_grad_(), candidates.clone().requires_grad_()]
     fields: dict[str, Tensor] = {
         "logprobs": leaves[0],
-        "rollout_logprobs": near(logprobs) + change,
+        "rollout_logprobs": perturbed(logprobs) + change,
         "advantages": torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, -1.0, -1.0, -0.5]),
         "sequence_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
         "staleness": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
         "entropies": 0.1 + torch.rand(NUM_TOKENS, generator=generator),
         "positions": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]),
         "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
-        "ref_logprobs": near(logprobs),
+        "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
-        "ref_candidate_logprobs": near(candidates).sort(descending=True).values,
+        "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
     }
     if has_old:
-        fields["old_logprobs"] = near(logprobs)
+        fields["old_logprobs"] = perturbed(logprobs)
     used: set[str] = set()
     watched: dict[str, Any] = {}
     for name, values in fields.items():
@@ -99,17 +99,17 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    Ratios are taken to old_logprobs if a batch gets several updates. The call that the run will
-    make must work; the other one only adds what is read there. A loss corrects for the sampler if
-    a small change of rollout_logprobs changes it although old_logprobs are given.
+    Ratios use old_logprobs if a batch gets several updates. The call that the run will make must
+    work; the other calls only add fields. A loss corrects for the sampler if a small change of
+    rollout_logprobs changes the loss although old_logprobs are given.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
-        with trial.calling("loss", loss, GIVEN):
+        with trial.calling("loss", loss, INPUT):
             result = loss(tokens)
-            check_token_loss(result, leaves, taken=TAKEN)
+            check_token_loss(result, leaves, taken=RUN_METRICS)
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -118,28 +118,28 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise Wrong(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+            raise Unusable(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
     return set(stated), corrects
 
 
 def check_token_loss(
     result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
 ) -> None:
-    """Raise Wrong unless `result` is a TokenLoss of eight numbers with a gradient."""
+    """Raise Unusable unless `result` is a TokenLoss of eight numbers with a gradient."""
     if not isinstance(result, TokenLoss):
-        raise Wrong(
+        raise Unusable(
             f"returned {_described(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
-        raise Wrong(
+        raise Unusable(
             "returned a loss without gradient: compute it from tokens.logprobs or "
             "tokens.candidate_logprobs, and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
-        raise Wrong(
+        raise Unusable(
             "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
             "it divides by, takes the logarithm of, or raises to a power"
         )
@@ -147,16 +147,16 @@ def check_token_loss(
 
 
 def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise Wrong unless these are tensors of one number per token, or of a single one."""
+    """Raise Unusable unless each metric is a tensor of one number per token or of one number."""
     if not isinstance(metrics, Mapping):
-        raise Wrong(
+        raise Unusable(
             f"returned metrics that are {_described(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
         if name in taken:
-            raise Wrong(
+            raise Unusable(
                 f"returned a metric {name!r}, a name that the run uses itself: choose another name"
             )
 
@@ -164,9 +164,9 @@ def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise Wrong unless `values` is a tensor of this shape."""
+    """Raise Unusable unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise Wrong(f"returned {what}{_described(values)}: return a tensor with one {wanted}")
+        raise Unusable(f"returned {what}{_described(values)}: return a tensor with one {wanted}")
 
 
 def _described(value: Any) -> str:
@@ -181,17 +181,17 @@ def check_correction(report: Report, correction: Any) -> bool:
     gaps = torch.tensor([5.0, -5.0, 2.0, 3.0, 4.0, -5.0, -4.0, -3.0])
     old = torch.full((NUM_TOKENS,), -6.0)
     ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
-    with report.calling("correction", correction, GIVEN):
+    with report.calling("correction", correction, INPUT):
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            raise Wrong(
+            raise Unusable(
                 f"returned {_described(result if weights is None else weights)}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
-            raise Wrong("returned a weight that is NaN or infinite: clamp the ratio")
-        check_metrics(getattr(result, "metrics", None), TAKEN)
+            raise Unusable("returned a weight that is NaN or infinite: clamp the ratio")
+        check_metrics(getattr(result, "metrics", None), RUN_METRICS)
         return bool((weights == 1).all())
     return False
 
@@ -199,22 +199,22 @@ def check_correction(report: Report, correction: Any) -> bool:
 def check_divergence(report: Report, estimator: Any) -> bool:
     """Return whether the gradient of an estimator is the same for every token.
 
-    As a part of the loss it then has no effect on average, because the mean of the gradient of
-    log pi over tokens that pi samples is zero.
+    Such an estimator has no effect in the loss on average, because the mean gradient of log pi over
+    tokens that pi samples is zero.
     """
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
-    with report.calling("kl", estimator, GIVEN):
+    with report.calling("kl", estimator, INPUT):
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise Wrong("returned numbers without gradient: do not detach the first argument")
+            raise Unusable("returned numbers without gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False
 
 
 def check_critic(report: Report, estimator: Any, loss: Any) -> None:
-    """Call what turns values into advantages, and what the values are trained by."""
+    """Dry-call the critic's advantage estimator and the loss of its value model."""
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.5, 0.0, 0.0]]), torch.full((2, 3), 0.3)
     with report.calling("critic.estimator", estimator, "made-up rewards and values"):
         advantages = estimator(rewards, values)

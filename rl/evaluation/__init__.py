@@ -1,1 +1,1 @@
-"""Held-out examples: periodic, and as a command."""
+"""Package that evaluates policies on held-out examples, during training or by a command."""

@@ -1,11 +1,11 @@
 """Evaluates policy versions during training, on the held-out split.
 
     trainer    push v -> publish v -> wait for batch -> update -> [evaluation] -> push v + 1
-    here                 `-> evaluate version v, while the next batch is sampled ->'
+    rollouts             `-> evaluate version v, while the next batch is sampled ->'
 
-The next push waits for the evaluation, so all of its tokens come from one version. Sampling and the
-update continue meanwhile. The metrics of version v are on line v of metrics.jsonl, the step that
-trains v. The line of the last version has no other metrics.
+The next push waits for the evaluation, so all tokens of an evaluation come from one version.
+Sampling and the update continue meanwhile. The metrics of version v are on line v of metrics.jsonl,
+the line of the step that trains v. The line of the last version has no other metrics.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from rl.sampling.player import Player
 
 @dataclass(frozen=True, kw_only=True)
 class NoEvaluation:
-    """conf/evaluation/none.yaml: no evaluation."""
+    """The settings of conf/evaluation/none.yaml, which disable the evaluation."""
 
     evaluates: ClassVar[bool] = False
 
     def due(self, version: int, last: int) -> bool:  # noqa: ARG002
-        """Return False."""
+        """Return False, because no version is evaluated."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicEvaluation:
-    """conf/evaluation/default.yaml explains the options."""
+    """The settings of a periodic evaluation; conf/evaluation/default.yaml explains them."""
 
     every: PositiveInt
     num_examples: PositiveInt
@@ -55,9 +55,8 @@ class Evaluator:
     """Evaluates versions one at a time, in the order in which they were started.
 
     Attributes:
-        player: plays the training rollouts.
+        player: the player of the training rollouts.
         last: the version that ends the run.
-
     """
 
     settings: PeriodicEvaluation
@@ -81,16 +80,16 @@ class Evaluator:
     async def finish(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        Every rank asks and gets the same.
+        Every rank calls this method and gets the same metrics.
         """
-        # Shielded, so that a rank which disconnects does not cancel the wait of the others.
+        # Shielded, so that a rank which disconnects does not cancel the wait of other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
-        """Evaluate versions that are due, until cancelled. Raises what an evaluation raised.
+        """Evaluate due versions until cancelled. Raise the error of an evaluation.
 
-        If this ends or is cancelled, waiting ranks get empty metrics, so that they can save.
+        When this method ends, waiting ranks get empty metrics, so that they can save checkpoints.
         """
         try:
             while True:
@@ -110,12 +109,12 @@ class Evaluator:
             settings.rollouts_per_example,
             max_concurrent=self.player.sampler.max_concurrent,
         )
-        _assert_pinned(played, version)  # because the trainer has held back the next push
+        _assert_pinned(played, version)  # the trainer has delayed the next push
         write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
     def _pinned(self, version: int) -> Player:
-        """Return the player of the training rollouts at the temperature of the evaluation."""
+        """Return the player of the training rollouts with the temperature of the evaluation."""
         sampler = replace(self.player.sampler, temperature=self.settings.temperature)
         chat = self.player.chat.pinned(sampler, version)
         return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())

@@ -1,4 +1,4 @@
-"""Plays an evaluation: n held-out examples, k rollouts of each.
+"""Plays an evaluation: n held-out examples with k rollouts each.
 
     examples ---> Player ---> Played (an example and its rollouts) ---> Summary (summary.py)
 
@@ -18,16 +18,16 @@ from rl.runtime.files import json_line
 
 
 def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples, those of a mixture by weight, or all if there are fewer.
+    """Return `num_examples` examples, or all if there are fewer; a mixture is split by weight.
 
-    They are the first of a fixed shuffle, so a larger number returns a superset.
+    Each pool is shuffled with a fixed seed, so a larger number returns a superset.
     """
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples to evaluate on")
     return [
         example
-        for pool, count in zip(pools, _shares(pools, num_examples), strict=True)
+        for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
         for example in _shuffled(pool, count)
     ]
 
@@ -39,8 +39,8 @@ def _shuffled(pool: Pool, count: int) -> list[Example]:
     return [pool.examples[i] for i in order[:count]]
 
 
-def _shares(pools: Sequence[Pool], num_examples: int) -> list[int]:
-    """Return the count of each pool: one at a time goes to the pool furthest behind its weight."""
+def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
+    """Return the number of examples per pool, in proportion to the weights if possible."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
@@ -56,11 +56,12 @@ async def play(
     max_concurrent: int,
     done: Callable[[Played], None] = lambda _: None,
 ) -> list[Played]:
-    """Return every example with its rollouts, in order; at most max_concurrent at once.
+    """Return all examples in order, each with its rollouts.
 
-    `done` is called with each finished example. An error in a group ends the evaluation.
+    At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
+    An error in a group ends the evaluation.
     """
-    # Counts groups, so that a group larger than max_concurrent still starts.
+    # The limit counts groups, so that a group larger than max_concurrent can start.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
     async def one(index: int, example: Example) -> Played:
@@ -76,7 +77,7 @@ async def play(
 
 
 def write_rollouts(path: Path, played: Sequence[Played]) -> None:
-    """Write every rollout as one line of JSON."""
+    """Write a JSON line for each rollout."""
     lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 

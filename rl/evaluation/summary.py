@@ -1,4 +1,4 @@
-"""Summarises the rollouts of an evaluation in numbers and in words.
+"""Summarises the rollouts of an evaluation as metrics and as advice in words.
 
 Unscorable rollouts (the environment failed, or a timeout) count as errors, not as reward 0. The
 metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from envs.episode import Example
 from rl.records import Rollout
 
-TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 outside of which training has little signal
-FLAT = 0.5  # share of examples without spread from which on advice is given
+TOO_HARD, TOO_EASY = 0.0, 0.8  # training needs a pass@1 between these bounds
+MAX_ZERO_SPREAD = 0.5  # advise if this share of examples has no reward spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,34 +25,35 @@ class Played:
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the rollouts that could be scored."""
+        """The rewards of the rollouts that could be scored."""
         return [r.reward for r in self.rollouts if r.reward is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """One evaluation in numbers. Shares are in 0..1; NaN where nothing was measured."""
+    """The metrics of one evaluation. Shares are in 0..1; unmeasured values are NaN."""
 
     num_examples: int
     num_rollouts: int
     num_scored: int
     reward: float
-    reward_standard_error: float  # clustered by example
-    passes: dict[int, float]  # k: pass@k
+    reward_standard_error: float  # standard error of `reward`, clustered by example
+    passes: dict[int, float]  # k -> pass@k
     zero_spread: float  # share of examples whose rollouts all got the same reward
-    mean_length: float  # completion tokens
+    mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float
     turns: float
-    tool_calls: float  # per rollout
+    tool_calls: float  # mean number of tool calls per rollout
     tool_errors: float
-    rewards: dict[str, float]  # named rewards, unweighted
+    rewards: dict[str, float]  # mean of each named reward, unweighted
     stop_reasons: dict[str, float]
-    errors: dict[str, int]  # by cause
-    envs: dict[str, "Summary"] = field(default_factory=dict)  # of a mixture
+    errors: dict[str, int]  # error text -> number of rollouts
+    # summary of each environment of a mixture
+    envs: dict[str, "Summary"] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers by their names in metrics.jsonl, without those not measured."""
+        """Return the measured metrics by their names in metrics.jsonl."""
         values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
@@ -73,9 +74,9 @@ class Summary:
 
 
 def summarise(played: Sequence[Played], threshold: float) -> Summary:
-    """Return the numbers of an evaluation; a rollout passes with reward >= threshold.
+    """Return the summary of an evaluation; a rollout passes with reward >= threshold.
 
-    With several environments, `envs` has the numbers of each.
+    For a mixture, `envs` contains the summary of each environment.
     """
     by_env: dict[str, list[Played]] = defaultdict(list)
     for one in played:
@@ -111,14 +112,14 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
 
 
 def advice(summary: Summary) -> list[str]:
-    """Return what the numbers mean for training on this environment; [] if all is well."""
+    """Return advice on training with this environment; [] if there is no problem."""
     passing = summary.passes.get(1, math.nan)
     lines = []
     if passing <= TOO_HARD:
         lines.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
     if passing > TOO_EASY:
         lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
-    if summary.zero_spread >= FLAT:
+    if summary.zero_spread >= MAX_ZERO_SPREAD:
         lines.append(
             f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
             "same reward, which leaves nothing to compare and no signal"
@@ -132,12 +133,12 @@ def advice(summary: Summary) -> list[str]:
 
 
 def average(values: Sequence[float]) -> float:
-    """Return the mean; NaN without values."""
+    """Return the mean; NaN if there are no values."""
     return sum(values) / len(values) if values else math.nan
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means that training and evaluation share, by the end of a metric's name."""
+    """Return the means that training and evaluation share, by metric name without prefix."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens
     return {
         "mean_length": average(lengths),
@@ -151,7 +152,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each named reward, over the rollouts that have it."""
+    """Return the mean of each named reward over the rollouts that have this reward."""
     named: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in rollout.rewards.items():
@@ -175,7 +176,7 @@ def mean(groups: RewardGroups) -> float:
 
 
 def standard_error(groups: RewardGroups) -> float:
-    """Return the standard error of `mean`, clustered by example; NaN below two examples."""
+    """Return the standard error of `mean`, clustered by example; NaN for fewer than 2 examples."""
     scored = [group for group in groups if group]
     if len(scored) < 2:
         return math.nan
@@ -188,9 +189,9 @@ def standard_error(groups: RewardGroups) -> float:
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
     """Return the share of examples that at least one of k rollouts passes, reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out; NaN if none remains.
+    Examples with fewer than k scored rollouts are left out; NaN if no example remains.
     """
-    # k draws from a group without replacement: the unbiased estimate of arXiv:2107.03374.
+    # The unbiased estimate of arXiv:2107.03374 draws k rollouts of a group without replacement.
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups
@@ -206,7 +207,7 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of examples whose rewards are all equal; NaN if each has one rollout."""
+    """Return the share of examples with equal rewards; NaN if no example has two rollouts."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

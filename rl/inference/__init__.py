@@ -1,1 +1,1 @@
-"""vLLM: starting it, asking it."""
+"""Start vLLM and send requests to it."""

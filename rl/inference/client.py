@@ -1,4 +1,4 @@
-"""Token ids in, token ids out: the asyncio side of vLLM's generate route."""
+"""The asyncio client of vLLM's generate route, which accepts and returns token ids."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -18,44 +18,43 @@ from rl.inference.completion import (
     RequestFailed,
     completion_of,
 )
-from rl.inference.replica import closed
+from rl.inference.replica import refuses_connections
 from rl.inference.router import Group, Route, Router
 from rl.runtime.devices import open_files
 
 T = TypeVar("T")
 _RETRIES = 3
-_FIRST_PAUSE_S = 0.5  # before the first retry; each further pause is twice as long
+_RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
-_MOST_FAILED_IN_A_ROW = 32  # requests, each with its retries
-_CONNECT_S = 10.0  # timeout for another host, because a host that is down does not refuse
+_MAX_FAILURES = 32  # consecutive requests that failed after all their retries
+_CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 
 
 @dataclass
 class RequestTally:
-    """Counts of failed requests; the client shares it with the code that logs it."""
+    """Counts of failed requests, which the client shares with the code that logs them."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
 
 
 class VLLMClient:
-    """Asks the vLLMs of a run. An async context manager.
+    """The client that sends a run's requests to its vLLM replicas; an async context manager.
 
-    If a replica is lost and another one serves, its unanswered requests are repeated there from the
-    same prompt. So no finished turn is sampled again.
+    If a replica is lost and another one serves, the client sends the unanswered requests to the
+    other one, with the same prompts. So finished turns are not sampled again.
 
     Raises:
-        RequestFailed: one request failed, after three retries where they might have helped.
-        GenerationError: many requests failed in a row, so that continuing is pointless.
-
+        RequestFailed: one request failed, after three retries if a retry could help.
+        GenerationError: many consecutive requests failed, so the run cannot continue.
     """
 
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: vLLM's name of the policy; `timeout`: seconds without a byte from vLLM."""
+        """`model`: the policy's name in vLLM; `timeout`: seconds to wait for data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        self.salt = uuid4().hex[:8]  # of this run, because a server may outlive it
+        self.salt = uuid4().hex[:8]  # unique to this run, because an external server may outlive it
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -65,63 +64,63 @@ class VLLMClient:
 
     async def __aexit__(self, *_: object) -> None:
         for route in list(self._sessions):
-            self._hang_up(route)
+            self._close_session(route)
         await asyncio.gather(*self._closing)
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Return the client of requests that share prompts, which stay on one replica."""
+        """Yield a client for requests that share prompts; all of them go to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
-    async def ask(
+    async def request(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
-        """Return what `read` makes of the answer; retry failures where that may help.
+        """Post a request and return `read(answer)`; retry failures that may be temporary.
 
         `n` is the number of requested completions.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
             route = group.route()
-            route.num_flying += n
+            route.num_pending += n
             try:
                 answer = await self._post(route, path, body, read)
             except AttemptFailed as failure:
                 if await self._is_lost(route, failure):
                     continue
-                if failure.passing and attempt < _RETRIES:
+                if failure.retryable and attempt < _RETRIES:
                     self._tally.num_retried += 1
-                    await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
+                    await asyncio.sleep(_RETRY_DELAY_S * 2**attempt)
                     attempt += 1
                     continue
                 self._count_failure(route, failure)
                 raise RequestFailed(str(failure)) from failure
             finally:
-                route.num_flying -= n
+                route.num_pending -= n
             route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
             return answer
 
     def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
-        """Count a failed request; give up a replica, or the run, after many in a row."""
+        """Count a failed request. After many in a row, exclude the replica or stop the run."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
-        if self._tally.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:
+        if self._tally.num_failed_in_a_row >= _MAX_FAILURES:
             raise GenerationError(
-                f"{_MOST_FAILED_IN_A_ROW} requests to vLLM failed in a row, the last one because "
+                f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}; see {route.replica.log}"
             ) from failure
-        if route.num_failed_in_a_row >= _MOST_FAILED_IN_A_ROW:  # while other replicas answer
-            self._router.lose(route, f"{_MOST_FAILED_IN_A_ROW} requests failed in a row")
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails, others answer
+            self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Return whether the replica has ended and another one can answer."""
+        """Return whether the replica is lost and another replica can answer the request."""
         if route.lost:
             return True
-        if not failure.broken or len(self._router.routes) == 1:
+        if not failure.unanswered or len(self._router.routes) == 1:
             return False
-        # In a thread, because a connection to a host that is down blocks.
-        gone = await asyncio.to_thread(closed, route.replica)
+        # Connect in a thread, because a connection to a host that is down blocks.
+        gone = await asyncio.to_thread(refuses_connections, route.replica)
         return gone and self._router.lose(route, str(failure))
 
     async def _post(
@@ -131,42 +130,42 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the host is down
+        except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
-            raise AttemptFailed(why, broken=True) from error
-        except TimeoutError as error:  # another attempt would take as long
+            raise AttemptFailed(why, unanswered=True) from error
+        except TimeoutError as error:  # do not retry, because a retry would also time out
             raise AttemptFailed(
-                f"vLLM was silent for {self._timeout:g} s", passing=False, broken=True
+                f"vLLM was silent for {self._timeout:g} s", retryable=False, unanswered=True
             ) from error
         except aiohttp.ClientError as error:
             raise AttemptFailed(
-                f"vLLM is out of reach at {address} ({error!r})", broken=True
+                f"vLLM is out of reach at {address} ({error!r})", unanswered=True
             ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The request waited for a connection of the session that `_hang_up` closed.
+            # The request waited for a connection in the session that `_close_session` closed.
             raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
-            raise ValueError(f"the chat template refuses it: {text}")
+            raise ValueError(f"the chat template rejects the conversation: {text}")
         if status != HTTPStatus.OK:
             busy = status == HTTPStatus.TOO_MANY_REQUESTS
-            passing = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", passing=passing)
+            retryable = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", retryable=retryable)
         try:
             return read(msgspec.json.decode(content))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise AttemptFailed(
-                f"vLLM's answer to {path} makes no sense ({error!r}): {text}"
+                f"vLLM's answer to {path} has an unexpected form ({error!r}): {text}"
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
-        """Return the connections to a replica; the first request opens them."""
+        """Return the HTTP session of a replica; the first request creates it."""
         if route not in self._sessions:
             replica = route.replica
-            # Half of the allowed open files, because the environments need files, too.
+            # Use half of the allowed open files, because environments also open files.
             limit = max(open_files() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -174,18 +173,18 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # No total timeout, because a request may wait long for a free connection.
+            # Set no total timeout, because a request may wait long for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
             self._sessions[route] = aiohttp.ClientSession(
                 replica.address.url, connector=connector, timeout=timeout, headers=replica.headers
             )
-            route.hang_up = lambda: self._hang_up(route)
+            route.close_session = lambda: self._close_session(route)
         return self._sessions[route]
 
-    def _hang_up(self, route: Route) -> None:
-        """Close the connections to a replica, so that open requests move to another one."""
+    def _close_session(self, route: Route) -> None:
+        """Close the connections to a replica, so that its open requests move to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -194,18 +193,18 @@ class VLLMClient:
 
 @dataclass(frozen=True)
 class GroupClient:
-    """The client of requests that stay on one replica."""
+    """A client whose requests all go to the same replica."""
 
     client: VLLMClient
-    stays: Group
+    group: Group
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
         """Return `n` completions of the prompt.
 
-        `sampling` has vLLM's names. `version` is the newest policy version known to be live; it
-        salts the prefix cache, so that key-value blocks of older weights are not used.
+        `sampling` uses vLLM's parameter names. `version`, the newest policy version that vLLM
+        samples with, salts the prefix cache, so that key-value blocks of old weights are not used.
         """
         body = {
             "token_ids": list(prompt_ids),
@@ -213,7 +212,7 @@ class GroupClient:
             "sampling_params": {
                 **sampling,
                 "n": n,
-                "logprobs": 0,  # vLLM returns only the logprob of the sampled token
+                "logprobs": 0,  # 0: vLLM returns only the logprob of the sampled token
                 "detokenize": bool(sampling.get("stop")),
             },
         }
@@ -221,8 +220,8 @@ class GroupClient:
         def read(answer: Any) -> list[Completion]:
             return [completion_of(choice, list(prompt_ids)) for choice in answer["choices"]]
 
-        completions = await self.client.ask("/inference/v1/generate", body, read, self.stays, n)
-        route = self.stays.route()
+        completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
+        route = self.group.route()
         route.num_completions += len(completions)
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
@@ -230,13 +229,13 @@ class GroupClient:
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the prompt that the server's chat template makes of a conversation.
+        """Return the token ids that the server's chat template produces for a conversation.
 
-        ValueError if the template refuses this conversation.
+        Raise ValueError if the template rejects the conversation.
         """
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return await self.client.ask(
-            "/tokenize", body, lambda answer: list(answer["tokens"]), self.stays
+        return await self.client.request(
+            "/tokenize", body, lambda answer: list(answer["tokens"]), self.group
         )

@@ -1,52 +1,52 @@
-"""What vLLM returns for one prompt, and the errors of a request that failed."""
+"""The completions that vLLM returns for one prompt, and the errors of failed requests."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl.runtime.failure import RunFailed
 
-_BROKEN_OFF = ("abort", "error")  # finish reasons that vLLM causes, not the policy
+_FAILURE_REASONS = ("abort", "error")  # finish reasons that mean that vLLM failed
 
 
 class GenerationError(RunFailed):
-    """The server cannot be used; the message is for the user."""
+    """The error raised if vLLM cannot be used; its message is for the user."""
 
 
 class RequestFailed(GenerationError):
-    """One request failed after all retries; it costs its rollout, not the run."""
+    """The error raised if one request failed after all retries; the run drops only its rollout."""
 
 
 class AttemptFailed(Exception):
-    """One attempt at a request failed."""
+    """The error raised if one attempt at a request failed."""
 
-    def __init__(self, message: str, *, passing: bool = True, broken: bool = False) -> None:
+    def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing  # another attempt may succeed
-        self.broken = broken  # there was no answer, so the server may be gone
+        self.retryable = retryable  # True if another attempt may succeed
+        self.unanswered = unanswered  # True if vLLM sent no answer, so that it may have ended
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the server sampled after one prompt. P tokens of the prompt, N sampled ones."""
+    """A completion that vLLM sampled. P: tokens of the prompt, N: sampled tokens."""
 
-    token_ids: list[int]  # [N] with the stop token
-    logprobs: list[float]  # [N] under the distribution that was sampled from
+    token_ids: list[int]  # [N] includes the stop token
+    logprobs: list[float]  # [N] under the distribution that vLLM sampled from
     versions: list[int]  # [N] policy version that sampled each token
-    cut_off: bool  # max_tokens ended it, not the policy
+    cut_off: bool  # True if max_tokens ended the completion, not the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
-    num_untracked_tokens: int = 0  # sampled by a server that returns no token ids
-    stop: str | None = None  # the text of sampler.stop that ended it; its tokens are included
+    num_untracked_tokens: int = 0  # tokens sampled by a server that returns no token ids
+    stop: str | None = None  # the matched text of sampler.stop; token_ids include its tokens
 
 
 def completion_of(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
-    """Return one choice of vLLM's answer to a prompt.
+    """Convert one choice of vLLM's answer to a prompt.
 
-    AttemptFailed if vLLM broke it off, or if a token has no logprob or no version.
+    Raise AttemptFailed if vLLM aborted the choice, or if a token has no logprob or no version.
     """
     token_ids: list[int] = choice["token_ids"] or []
     content: list[dict[str, Any]] = (choice["logprobs"] or {}).get("content") or []
-    if choice["finish_reason"] in _BROKEN_OFF:
-        # Training on it would penalise the policy for where vLLM stopped.
+    if choice["finish_reason"] in _FAILURE_REASONS:
+        # Training on an aborted completion would penalise the policy for vLLM's failure.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice['finish_reason']}")
     versions = [-1] * len(token_ids)
     for span in choice["weight_versions"] or []:

@@ -1,7 +1,7 @@
-"""vLLM servers that run already: training asks them, pushes to them, watches them, never ends them.
+"""External vLLM servers, which a run uses, updates and watches, but never starts or stops.
 
-They must be vLLM as a run starts it, which serve_external.py does by hand: with our plugin, which
-takes the weights, and with the routes that pause and that report versions.
+Each server must run vLLM as serve_external.py starts it: with our plugin, which receives the
+weights, and with the routes that pause vLLM and report policy versions.
 """
 
 import os
@@ -19,15 +19,16 @@ from rl.inference.replica import Replica
 from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
-_LOOK_S = 10.0
-_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"  # tokenizers cut it in different places
-_NEEDED = ("/inference/v1/generate", "/init_weight_transfer_engine")
+_TIMEOUT_S = 10.0
+# tokenizers differ in how they split this text
+_SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
+_REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """Servers by URL (conf/inference/external.yaml explains each key)."""
+    """The external vLLM servers by URL (conf/inference/external.yaml explains each key)."""
 
     is_external: ClassVar[bool] = True
 
@@ -36,10 +37,10 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # refuses a wrong URL before anything starts
+        self.servers()  # raises an error for a wrong URL before the run starts a process
 
     def servers(self) -> list[Replica]:
-        """Return the servers with their addresses and key; ValueError if a setting is wrong."""
+        """Return the servers with addresses and key; raise ValueError if a setting is wrong."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError("inference.urls must name one server or more, each of them once")
@@ -47,14 +48,14 @@ class ExternalServers:
         if self.api_key_variable and not key:
             raise ValueError(
                 f"inference.api_key_variable={self.api_key_variable} is not set: export it with "
-                "the key of the servers, or use null where they ask for none"
+                "the key of the servers, or use null if they require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]
 
 
 def address_of(url: str) -> Address:
-    """Return the address of a server. ValueError if the URL is not one of a server."""
+    """Return the address in a server's URL; raise ValueError if the URL has another form."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)
@@ -70,16 +71,16 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a server that answers cannot serve the model in a folder, None if it can.
+    """Return why a running server cannot serve the model in a folder, or None if it can.
 
-    Its weights do not matter, because the trainer pushes them. vLLM itself refuses weights of
-    another architecture.
+    The server's own weights do not matter, because the trainer replaces them. vLLM itself rejects
+    weights of another architecture.
     """
     try:
-        with http_client(replica, _LOOK_S) as http:
+        with http_client(replica, _TIMEOUT_S) as http:
             return _problem(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        return f"is no vLLM that can be used ({type(error).__name__}: {error}): {_REMEDY}"
+        return f"cannot be used as a vLLM ({type(error).__name__}: {error}): {_REMEDY}"
 
 
 def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
@@ -88,20 +89,20 @@ def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
         return "refuses the key: set inference.api_key_variable to the variable that holds its key"
     served = {entry["id"]: entry for entry in known.raise_for_status().json()["data"]}
     if "policy" not in served:
-        return f"serves {', '.join(served)} and nothing under the name `policy`: {_REMEDY}"
+        return f"serves {', '.join(served)}, but no model named `policy`: {_REMEDY}"
     longest = served["policy"]["max_model_len"]
     if longest < max_seq_len:
         return (
-            f"takes {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a larger "
-            "--max-model-len, or lower max_seq_len"
+            f"accepts {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a "
+            "larger --max-model-len, or lower max_seq_len"
         )
-    for route in _NEEDED:
-        # An existing route refuses a GET with a status other than 404, and changes nothing.
+    for route in _REQUIRED_ROUTES:
+        # A GET changes nothing. An existing route answers it with an error other than 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
-    body = {"model": "policy", "prompt": _TEXT, "add_special_tokens": False}
+    body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}
     theirs = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    if theirs != tokenizer.encode(_TEXT, add_special_tokens=False).ids:
+    if theirs != tokenizer.encode(_SAMPLE_TEXT, add_special_tokens=False).ids:
         return f"has another tokenizer than {model}: start it with that model"
     return None

@@ -1,8 +1,8 @@
-"""Runs inside vLLM where it listens on a port: every route asks for the run's key.
+"""Middleware inside vLLM that requires the run's key on every route of a TCP port.
 
-vLLM's own --api-key covers only the routes below /v1, and other routes load weights. vLLM gets this
-class as `--middleware`. An environment variable names the file of the key, so that process lists do
-not show the key.
+vLLM's own --api-key protects only the routes below /v1, but other routes load weights. vLLM loads
+this class by its option `--middleware`. An environment variable names the file with the key, so
+that process lists do not show the key.
 """
 
 import hmac
@@ -23,15 +23,15 @@ _REFUSED = b"the key of the run is missing or wrong"
 
 
 class KeyGuard:
-    """An ASGI application in front of another one."""
+    """The ASGI middleware that rejects requests without the run's key."""
 
     def __init__(self, app: App) -> None:
         self._app = app
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests that have the key; refuse all others."""
-        # uvicorn itself sends `lifespan` at its start and end; no connection can.
+        """Pass on requests that have the key and reject all others."""
+        # Only uvicorn sends `lifespan`, when it starts and stops; clients cannot send it.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -43,5 +43,5 @@ class KeyGuard:
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # In constant time, so that the duration does not tell how much of a guess is right.
+        # Compare in constant time, so that the duration does not reveal a partly correct guess.
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

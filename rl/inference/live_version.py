@@ -1,4 +1,4 @@
-"""Which policy version vLLM samples with: one object that all tasks of a process share."""
+"""The policy version that vLLM samples with, in one object that all tasks of a process share."""
 
 from dataclasses import dataclass
 

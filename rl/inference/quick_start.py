@@ -1,13 +1,14 @@
-"""Runs inside vLLM on a CPU and halves its start time.
+"""Code that runs inside vLLM on a CPU and halves vLLM's start time.
 
-vLLM spawns an engine on a CPU and the engine spawns a worker. Each imports torch, transformers and
-vLLM again, which takes 20 of the 33 seconds of a start on two cores. On GPUs vLLM forks the engine
-and runs the worker inside it, and here it does the same on a CPU. vLLM spawns on a CPU so that it
-can bind each worker's OpenMP threads to cores before OpenMP is loaded. Here OMP_NUM_THREADS
-(server.py) sets their number and the system places them. An engine of several workers is unchanged.
+On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
+torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
+GPUs, vLLM forks the engine and runs the worker inside it. This module selects the same on a CPU.
+vLLM spawns on a CPU to bind each worker's OpenMP threads to cores before OpenMP is loaded. Instead,
+OMP_NUM_THREADS (server.py) sets the number of threads and the operating system places them. An
+engine with several workers starts as before.
 
-Even in eager mode vLLM compiles the function that ranks each token among the vocabulary. For a
-small vocabulary the uncompiled function takes 0.1 ms, and its compilation seconds of every start.
+Even in eager mode, vLLM compiles the function that ranks each token among the vocabulary. For a
+small vocabulary the uncompiled function takes 0.1 ms, but each compilation takes seconds.
 """
 
 import os
@@ -16,18 +17,18 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
-_SMALL_VOCAB = 1024  # 256 sequences take 0.1 ms over 512 tokens, and 200 ms over 150,000
+_SMALL_VOCAB = 1024  # ranking 256 rows takes 0.1 ms with 512 tokens, 200 ms with 150,000
 
 
 def start_quickly() -> None:
-    """Let a single-worker vLLM on a CPU fork its engine and compile nothing."""
+    """Make a single-worker vLLM on a CPU fork its engine and compile nothing."""
     if not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)
-    decide = platform.check_and_update_config
+    original_check = platform.check_and_update_config
 
-    def decided(config: Any) -> None:
-        decide(config)
+    def single_worker_config(config: Any) -> None:
+        original_check(config)
         if config.parallel_config.world_size > 1:
             return
         config.parallel_config.distributed_executor_backend = "uni"
@@ -36,4 +37,4 @@ def start_quickly() -> None:
         if model and model.enforce_eager and model.get_vocab_size() <= _SMALL_VOCAB:
             torch.compiler.set_stance("force_eager")
 
-    platform.check_and_update_config = staticmethod(decided)
+    platform.check_and_update_config = staticmethod(single_worker_config)

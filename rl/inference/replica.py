@@ -1,4 +1,4 @@
-"""One vLLM of a run as the other processes see it: where it listens, and which start of it."""
+"""The address, the key and the number of restarts of one vLLM, for the other processes."""
 
 from dataclasses import dataclass, field
 
@@ -7,33 +7,33 @@ from rl.runtime.endpoint import Endpoint
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_LOOK_S = 2.0
+_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One start of one vLLM."""
+    """One start of one vLLM process; a restart creates a new Replica."""
 
-    name: str  # of the process: inference, or inference0, ...
+    name: str  # the process name: inference, or inference0, inference1, ...
     address: Address
-    incarnation: int = 0  # one more after each restart
-    key: str | None = field(default=None, repr=False)  # its routes ask for it behind a TCP port
+    incarnation: int = 0  # number of restarts before this start
+    key: str | None = field(default=None, repr=False)  # required by vLLM's routes on a TCP port
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request."""
+        """The headers of every request to this replica."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def log(self) -> str:
-        """The log file, as messages name it."""
+        """The path of the log file in messages, relative to the run folder."""
         return f"logs/{self.name}.log"
 
 
-def closed(replica: Replica) -> bool:
-    """Return whether it refuses connections: a busy server accepts them, one that ends does not."""
+def refuses_connections(replica: Replica) -> bool:
+    """Return whether the replica refuses connections; a busy one accepts, an ended one refuses."""
     try:
-        replica.address.connect(_LOOK_S).close()
+        replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:
@@ -42,9 +42,9 @@ def closed(replica: Replica) -> bool:
 
 
 def started_replicas(run_folder: RunFolder, inference: InferenceNode) -> list[Replica]:
-    """Return the vLLMs that were started, each with its newest start."""
+    """Return the newest start of each vLLM that the run has started."""
     private = run_folder.private
-    # External servers must not learn the run's own key.
+    # Do not send the run's own key to external servers.
     key = private.read_servers_key() if inference.is_external else private.read_key()
     endpoints = {name: Endpoint.read(run_folder, name) for name in inference.names}
     return [

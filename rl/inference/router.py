@@ -1,10 +1,10 @@
-"""Which replica is asked: a group stays with one, and a new group goes to the least busy one.
+"""Choose the replica of each request: a new group uses the least busy one and stays there.
 
-Rollouts of a group share a prompt, and each turn begins with the previous one. So the replica that
-sampled the first turns has most of the next request in its prefix cache.
+Rollouts of a group share a prompt, and each turn begins with the previous turns. So the replica
+that sampled the first turns has most of the next request in its prefix cache.
 
-    serve(replicas)    these have the live weights; others are asked no more
-    lose(route, why)   excluded until its next incarnation; its groups choose again
+    serve(replicas)    use only these replicas, because they have the newest weights
+    lose(route, why)   exclude a replica until it restarts; its groups choose another one
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,27 +16,27 @@ from rl.inference.replica import Replica
 
 @dataclass(eq=False)
 class Route:
-    """A replica and its load."""
+    """A replica and its current load."""
 
     replica: Replica
-    num_groups: int = 0  # that stay with it
-    num_flying: int = 0  # completions requested and not answered
-    num_completions: int = 0  # answered since the last look
-    num_tokens: int = 0  # sampled since the last look
-    num_failed_in_a_row: int = 0  # requests
+    num_groups: int = 0  # groups that use this replica
+    num_pending: int = 0  # completions that are requested but not answered
+    num_completions: int = 0  # completions since the last logged metrics
+    num_tokens: int = 0  # sampled tokens since the last logged metrics
+    num_failed_in_a_row: int = 0  # consecutive failed requests
     lost: bool = False
-    hang_up: Callable[[], None] = lambda: None  # closes the connections of open requests
+    close_session: Callable[[], None] = lambda: None  # closes the connections of open requests
 
 
 @dataclass(eq=False)
 class Group:
-    """Requests that stay together: of a group of rollouts, or a single request."""
+    """Requests that use the same replica: those of a group of rollouts, or a single request."""
 
     router: "Router"
     _route: Route | None = None
 
     def route(self) -> Route:
-        """Return where to ask: the same replica as before, unless it was lost."""
+        """Return the group's route: the same replica as before, unless that one was lost."""
         if self._route is None or self._route.lost:
             self.leave()
             self._route = self.router.least_busy()
@@ -44,7 +44,7 @@ class Group:
         return self._route
 
     def leave(self) -> None:
-        """Stop counting as load of the replica."""
+        """Stop counting this group as load of its replica."""
         if self._route is not None:
             self._route.num_groups -= 1
         self._route = None
@@ -52,11 +52,11 @@ class Group:
 
 @dataclass(eq=False)
 class Router:
-    """One instance per event loop, shared by the tasks that ask and the one that publishes."""
+    """The routes that requests may use; all tasks of an event loop share one router."""
 
     on_lost: Callable[[Replica, str], None] = lambda _replica, _why: None
-    _routes: dict[str, Route] = field(default_factory=dict)  # by name of the replica
-    _out: dict[str, int] = field(default_factory=dict)  # the lost incarnation, by name
+    _routes: dict[str, Route] = field(default_factory=dict)  # keys are names of replicas
+    _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
     @classmethod
     def to(cls, *replicas: Replica) -> "Router":
@@ -67,13 +67,13 @@ class Router:
 
     @property
     def routes(self) -> list[Route]:
-        """The replicas that may be asked."""
+        """The routes of the replicas that may receive requests."""
         return list(self._routes.values())
 
     def serve(self, replicas: Iterable[Replica]) -> None:
-        """Ask these replicas from now on, because they have the live weights."""
+        """Send requests only to these replicas, because they have the newest weights."""
         given = {replica.name: replica for replica in replicas}
-        if not given:  # no replica has them, so the ones asked so far stay until they are replaced
+        if not given:  # no replica has the newest weights, so keep the current replicas
             return
         for name, route in list(self._routes.items()):
             if name not in given or given[name].incarnation != route.replica.incarnation:
@@ -81,18 +81,18 @@ class Router:
         fresh = {
             name: Route(replica)
             for name, replica in given.items()
-            if name not in self._routes and self._out.get(name) != replica.incarnation
+            if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes:  # all were lost once, but only they hold the weights
+        if not self._routes:  # use lost replicas, because only they have the newest weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
 
     def least_busy(self) -> Route:
-        """Return the route with the fewest groups; among equals, the one with fewest requests."""
-        return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_flying))
+        """Return the route with the fewest groups, or with the fewest completions among equals."""
+        return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_pending))
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop asking this replica; return False if it is the only one, which must stay."""
+        """Stop using this replica; return False if it is the only one, because one must remain."""
         if route.lost:
             return True
         if self._routes.keys() <= {route.replica.name}:
@@ -103,13 +103,13 @@ class Router:
 
     def _remove(self, route: Route) -> None:
         route.lost = True
-        self._out[route.replica.name] = route.replica.incarnation
+        self._lost[route.replica.name] = route.replica.incarnation
         del self._routes[route.replica.name]
-        route.hang_up()
+        route.close_session()
 
     @contextmanager
     def group(self) -> Iterator[Group]:
-        """Yield a group that stays with one replica while the block runs."""
+        """Yield a group that uses one replica while the block runs."""
         group = Group(self)
         try:
             yield group

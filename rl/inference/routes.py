@@ -1,10 +1,10 @@
-"""What a run posts to vLLM, blocking; only this module knows these routes.
+"""Blocking requests that control vLLM: pause it, push weights, resume it.
 
     whole weights   pause -> start_update -> update -> finish_update(version) -> resume
     an adapter      load_adapter, start_update once; pause -> update -> set_version -> resume
     no push         set_version
 
-`rl/inference/client.py` asks for tokens, with many requests at once.
+`rl/inference/client.py` samples tokens, with many requests in parallel.
 """
 
 import re
@@ -22,24 +22,23 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_SHORTEST_S = 0.001  # httpx rejects a timeout of 0
+_MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
 
 
 class VLLMRoutes:
-    """The routes of one vLLM. A context manager.
+    """The control routes of one vLLM; a context manager.
 
-    Every request opens a new connection, because vLLM closes connections that were idle for 5 s and
-    a request that meets the closing one fails. A training step easily takes as long.
+    Every request opens a new connection. vLLM closes connections that were idle for 5 s, which is
+    less than many training steps, and a request on a closing connection fails.
 
     Raises:
-        RunFailed: from every method: vLLM refused, was late or is out of reach.
-
+        RunFailed: from every method: vLLM refused, answered too late or cannot be reached.
     """
 
     def __init__(
         self, replica: Replica, *, timeout: float, limit: str = "trainer.wait_timeout"
     ) -> None:
-        """`timeout`: seconds for one answer; `limit`: the key that it comes from."""
+        """`timeout`: seconds to wait for one answer; `limit`: the config key of this timeout."""
         self.replica, self._limit, self._timeout = replica, limit, timeout
         self._deadline: float | None = None
         self._http = http_client(replica, timeout)
@@ -51,8 +50,8 @@ class VLLMRoutes:
         self._http.close()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Let all requests of the block share one timeout."""
+    def shared_timeout(self) -> Iterator[None]:
+        """Let all requests in the block share one timeout."""
         self._deadline = time.monotonic() + self._timeout
         try:
             yield
@@ -68,32 +67,32 @@ class VLLMRoutes:
         self._post("/resume")
 
     def init_transfer(self, info: dict[str, Any]) -> None:
-        """Open our transfer engine (rl/weights/vllm_plugin.py) with the facts that it needs."""
+        """Start our transfer engine (rl/weights/vllm_plugin.py) inside vLLM with these settings."""
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
-        """Announce weights; drop an update that an earlier trainer left open."""
+        """Begin a weight update; first finish an update that an earlier trainer left open."""
         if not self._accepts("/start_weight_update"):
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Read weights from where `info` says."""
+        """Make vLLM read the weights that `info` locates."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
-        """Sample with the new weights, as this version."""
+        """Finish the update, so that vLLM samples with the new weights under this version."""
         self._post("/finish_weight_update", {"weight_version": str(version)})
 
     def set_version(self, version: int) -> None:
-        """Report this version for every token from now on; the weights stay."""
+        """Make vLLM report this version for each new token; the weights do not change."""
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve the adapter in a folder under a name of its own."""
+        """Load the adapter in a folder into vLLM; requests select it by `name`."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
         if not self._accepts("/v1/load_lora_adapter", adapter):
-            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer loaded it
+            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer loaded this name
             self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
@@ -107,47 +106,47 @@ class VLLMRoutes:
         ]
 
     def num_workers(self) -> int:
-        """Return how many processes hold a shard of the model."""
-        return self._answered("GET", "/get_world_size?include_dp=false").json()["world_size"]
+        """Return how many of vLLM's worker processes hold a shard of the model."""
+        return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = self._answered("POST", path, body)
+        response = self._request("POST", path, body)
         if response.status_code != httpx.codes.OK:
             raise RunFailed(
-                f"vLLM refused `{_phase(path)}`: {response.text[:500]}; see {self.replica.log}"
+                f"vLLM refused `{_route(path)}`: {response.text[:500]}; see {self.replica.log}"
             )
         is_json = response.headers.get("content-type", "").startswith("application/json")
-        return response.json() if is_json else {}  # the adapter routes answer with plain text
+        return response.json() if is_json else {}  # the adapter routes return plain text
 
     def _accepts(self, path: str, body: dict[str, Any] | None = None) -> bool:
-        return self._answered("POST", path, body).status_code == httpx.codes.OK
+        return self._request("POST", path, body).status_code == httpx.codes.OK
 
-    def _answered(
+    def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None
     ) -> httpx.Response:
         left = self._timeout
         if self._deadline is not None:
-            left = max(self._deadline - time.monotonic(), _SHORTEST_S)
+            left = max(self._deadline - time.monotonic(), _MIN_TIMEOUT_S)
         try:
             return self._http.request(method, path, json=body, timeout=left)
         except httpx.TimeoutException as error:
             raise RunFailed(
-                f"vLLM did not answer `{_phase(path)}` within {self._limit}={self._timeout:g} s; "
+                f"vLLM did not answer `{_route(path)}` within {self._limit}={self._timeout:g} s; "
                 f"see {self.replica.log}"
             ) from error
         except httpx.HTTPError as error:
             raise RunFailed(
-                f"vLLM is out of reach for `{_phase(path)}` ({type(error).__name__}: {error}); "
+                f"vLLM is out of reach for `{_route(path)}` ({type(error).__name__}: {error}); "
                 f"see {self.replica.log}"
             ) from error
 
 
-def _phase(path: str) -> str:
+def _route(path: str) -> str:
     return path.partition("?")[0].strip("/")
 
 
 def http_client(replica: Replica, timeout: float) -> httpx.Client:
-    """Return an HTTP client for one vLLM that opens a connection per request."""
+    """Return an HTTP client of one vLLM that opens a new connection for each request."""
     path = replica.address.path
     fresh = httpx.Limits(max_keepalive_connections=0)
     return httpx.Client(
@@ -159,7 +158,7 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
 
 
 def healthy(replica: Replica) -> bool:
-    """Return whether vLLM answers."""
+    """Return whether vLLM answers its health route."""
     path = replica.address.path
     if path and not path.exists():
         return False
@@ -172,13 +171,13 @@ def healthy(replica: Replica) -> bool:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Prompt tokens since vLLM's start: how many were looked up, and how many were found."""
+    """Token counters of vLLM's prefix cache since vLLM's start: looked up, and found."""
 
     num_queries: float = 0.0
     num_hits: float = 0.0
 
     def share_since(self, before: "PrefixCache | None") -> float:
-        """Return the share of tokens that was found since an earlier look."""
+        """Return the share of prompt tokens that were found since an earlier reading."""
         before = before or PrefixCache()
         num_queries = self.num_queries - before.num_queries
         return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
@@ -194,7 +193,7 @@ def prefix_cache(replica: Replica) -> PrefixCache | None:
     counts = {}
     for what in ("queries", "hits"):
         found = re.findall(rf"^vllm:prefix_cache_{what}_total\S* (\S+)$", text, re.MULTILINE)
-        counts[what] = sum(map(float, found))  # one line per engine
+        counts[what] = sum(map(float, found))  # vLLM reports one line per engine
     return PrefixCache(counts["queries"], counts["hits"])
 
 
@@ -204,10 +203,9 @@ def wait_until_healthy(
     """Block until vLLM answers, at most `timeout` seconds.
 
     Args:
-        replica: where it will listen.
-        timeout: inference.startup_timeout.
-        look: called several times a second; raises when waiting has become useless.
-
+        replica: the vLLM to wait for.
+        timeout: seconds (inference.startup_timeout).
+        look: called between two attempts; raises if vLLM can no longer start.
     """
     deadline = time.monotonic() + timeout
     while not healthy(replica):

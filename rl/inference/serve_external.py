@@ -1,8 +1,8 @@
-"""A vLLM for inference=external, started by hand; more flags for vLLM may follow.
+"""Start a vLLM by hand for inference=external; further arguments are flags of vLLM.
 
-The process becomes a vLLM as a run starts it, with model, lengths and adapter from the
-configuration in the run's folder. train.py first writes that folder and then waits for the server.
-On a port, every route asks for the key in the environment variable inference.api_key_variable.
+vLLM starts as in a run, with the model, the lengths and the adapter of the configuration in the run
+folder. train.py first writes this folder and then waits for the server. On a TCP port, every route
+requires the key in the environment variable that inference.api_key_variable names.
 
     MY_KEY=... python -m rl.inference.serve_external outputs/my-run http://10.0.0.7:8000
 """
@@ -21,7 +21,7 @@ from rl.runtime.network import Address
 
 
 def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return command and environment of a vLLM that a run accepts."""
+    """Return the command and the environment of a vLLM that a run accepts."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -36,8 +36,8 @@ def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[st
     return vllm_process(server, run_folder, Replica("inference", address), policy)
 
 
-def key_of(run_folder: RunFolder) -> str:
-    """Return the key that the server asks for; ValueError if there is none.
+def required_key(run_folder: RunFolder) -> str:
+    """Return the key that vLLM requires; raise ValueError if the user has set none.
 
     Without a key, any process that reaches the port could load weights.
     """
@@ -45,8 +45,8 @@ def key_of(run_folder: RunFolder) -> str:
     key = os.environ.get(variable) if variable else None
     if not key:
         raise ValueError(
-            "on a port vLLM asks for a key: start train.py with inference.api_key_variable=MY_KEY, "
-            "and export MY_KEY, some 40 random characters, there and here"
+            "vLLM needs a key on a TCP port: start train.py with inference.api_key_variable=MY_KEY"
+            ", and export MY_KEY, some 40 random characters, in both shells"
         )
     return key
 
@@ -54,9 +54,9 @@ def key_of(run_folder: RunFolder) -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = process(run_folder, address)
-    del env["TMPDIR"]  # it names a folder on the supervisor's host
+    del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # leaves no file behind
-        os.write(key_file, key_of(run_folder).encode())
+        key_file = os.memfd_create("key", 0)  # a file in memory, so that no key stays on the disk
+        os.write(key_file, required_key(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -1,8 +1,8 @@
-"""The vLLM server: stock vLLM in a process of its own, behind a Unix socket in the run folder.
+"""The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
 
-A socket needs no port, cannot collide with another run, and the folder's permissions protect it.
-Behind a TCP port every route asks for the run's key (key_guard.py), because vLLM's own API keys do
-not cover the routes that load weights.
+A socket needs no port number, two runs cannot collide, and the folder's permissions protect it. On
+a TCP port every route requires the run's key (key_guard.py), because vLLM's own API keys do not
+protect the routes that load weights.
 """
 
 import json
@@ -30,25 +30,25 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_ENDING_S = 0.2  # from the end of its connections to that of the process
-# The model name in requests, by whether the trainer pushes the adapter alone: vLLM holds the base
-# and the adapter under different names.
+_EXIT_DELAY_S = 0.2  # vLLM closes its connections this long before its process ends
+# The model name in requests. The key is whether the trainer pushes only the adapter: vLLM serves
+# the base model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest adapter that vLLM can load; it reserves the memory when it starts."""
+    """The largest adapter that vLLM can load; vLLM reserves memory for it at the start."""
 
     rank: int
-    layers: list[str]  # last names of the layers that may be adapted
+    layers: list[str]  # last parts of the names of layers that may have an adapter
 
 
 def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> AdapterLimits:
-    """Return the smallest limits of vLLM that fit an adapter of the model in a folder.
+    """Return vLLM's smallest limits for adapters of this rank and these target modules.
 
-    Only adapted layers get memory, which saves time at every token. An adapted head would also
-    break the probe, because vLLM then returns no prompt logprobs (vllm-project/vllm#51594).
+    vLLM reserves memory only for adapted layers, which saves time at every token. An adapted output
+    head would break the push probe: vLLM then returns no prompt logprobs (vllm-project/vllm#51594).
     """
     names = linear_layers(model) if targets == "all-linear" else targets
     allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
@@ -57,18 +57,19 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """What vLLM must know of the policy."""
+    """The properties of the policy that vLLM needs at its start."""
 
     dtype: str
-    max_seq_len: int  # tokens of the longest row
-    seed: int  # of the sampling; without one every vLLM draws the same tokens
-    adapter: AdapterLimits | None = None  # of a pushed adapter; None for whole weights
-    head_dtype: str | None = None  # of the output head, if it differs
+    max_seq_len: int  # tokens of the longest row that vLLM must accept
+    seed: int  # seed of the sampling; all replicas without a seed sample the same tokens
+    # limits of the pushed adapter; None if whole weights are pushed
+    adapter: AdapterLimits | None = None
+    head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer:
-    """How vLLM is started (conf/inference/vllm.yaml explains each key)."""
+    """The settings of the vLLM process (conf/inference/vllm.yaml explains each key)."""
 
     replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
@@ -89,21 +90,21 @@ class VLLMServer:
         adapter: AdapterLimits | None,
         head_dtype: str | None = None,
     ) -> list[str]:
-        """Return the command line for a model folder; the keywords are those of ServedPolicy.
+        """Return the command line for a model folder; ServedPolicy documents the keywords.
 
-        It does not use `vllm serve`, because the CPU build lacks that command.
+        The command does not use `vllm serve`, because vLLM's CPU build lacks it.
         """
         options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS[False],
-            **_listening(address),
+            **_address_flags(address),
             "dtype": dtype,
             "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
             "max-model-len": max_seq_len,
             "seed": seed,
             "tensor-parallel-size": self.tensor_parallel_size,
-            "logprobs-mode": "processed_logprobs",  # after temperature, as the policy sampled
-            "enable-scale-out": True,  # the route with token ids in both directions
+            "logprobs-mode": "processed_logprobs",  # logprobs after temperature scaling
+            "enable-scale-out": True,  # adds the route that accepts and returns token ids
             "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
@@ -111,7 +112,7 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            # The trainer initialises the weights, and pushes them before anything is sampled.
+            # The trainer initialises the weights and pushes them before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -127,23 +128,23 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment; `key_file` holds the key of its routes behind a port."""
+        """Return vLLM's environment; `key_file` holds the key if vLLM listens on a TCP port."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
-            "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause, load and resume
+            "VLLM_SERVER_DEV_MODE": "1",  # adds the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",  # the model folder is local by now
+            "HF_HUB_OFFLINE": "1",  # the model is already in a local folder
             "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
         }
 
 
-def _all_cores() -> dict[str, str]:
-    """Return the CPU threads for a vLLM that has the machine to itself: one core stays free.
+def _thread_limit() -> dict[str, str]:
+    """Return the thread limit of a vLLM that may use the whole machine: one core stays free.
 
-    OMP_NUM_THREADS from outside has priority. A GPU needs no limit.
+    A value of OMP_NUM_THREADS in the environment has priority. A GPU needs no limit.
     """
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
@@ -151,8 +152,8 @@ def _all_cores() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
-def _listening(address: Address) -> dict[str, Any]:
-    """Return the flags for an address; behind a port the key guard is in front."""
+def _address_flags(address: Address) -> dict[str, Any]:
+    """Return vLLM's flags for an address; on a TCP port the key guard protects all routes."""
     if address.path:
         return {"uds": address.path}
     return {"host": address.host, "port": address.port, "middleware": GUARD}
@@ -168,12 +169,11 @@ def vllm_process(
     """Return the command and the environment of a vLLM for the model of a run folder.
 
     Args:
-        server: how to start it.
-        run_folder: knows the model, the key and the folder for temporary files.
-        replica: where it listens.
-        policy: what it must know of the policy.
-        place: the environment of its place; None: it may use the whole machine.
-
+        server: the settings of vLLM.
+        run_folder: contains the model, the key and the folder for temporary files.
+        replica: the name and the address of the vLLM.
+        policy: the properties of the policy that vLLM needs.
+        place: environment variables with its devices and cores; None allows the whole machine.
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
@@ -184,13 +184,13 @@ def vllm_process(
     env = {
         **run_folder.private.environment(),
         **server.environment(adapter=policy.adapter, key_file=key_file),
-        **(place or _all_cores()),
+        **(place or _thread_limit()),
     }
     return command, env
 
 
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
-    """Return what vLLM must know of the policy of a run."""
+    """Return the properties of a run's policy that vLLM needs."""
     limits = None
     if run.pushes_adapter:
         limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
@@ -206,8 +206,8 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return command and environment of a replica; `place` is the environment of its place."""
-    # Each replica samples with its own seed, and a restarted one with another seed than before.
+    """Return the command and the environment of a replica; `place` is as in vllm_process."""
+    # Each replica and each restart uses another seed, so that samples are not repeated.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
     return vllm_process(build(run.inference)(), run_folder, replica, policy, place)
@@ -217,11 +217,10 @@ def replica_process(
 def serving(
     server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
-    """Serve the model of a run folder on its socket while the block runs; yield the routes.
+    """Serve the model of a run folder on its Unix socket during the block; yield the routes.
 
     Raises:
         RunFailed: vLLM did not start, or ended during the block; quotes the end of its log.
-
     """
     run_folder.private.make()
     replica = only_replica(run_folder)
@@ -232,7 +231,7 @@ def serving(
         child = Child(replica.name, command, log=log, reaper=reaper, env=env)
         stack.enter_context(child)
 
-        def look() -> None:
+        def check_child() -> None:
             if child.returncode is not None:
                 raise RunFailed(
                     f"vLLM {ending(child.returncode)}. The end of {child.log}:\n"
@@ -240,17 +239,17 @@ def serving(
                 )
 
         timeout = server.startup_timeout
-        wait_until_healthy(replica, timeout, look)
+        wait_until_healthy(replica, timeout, check_child)
         routes = VLLMRoutes(replica, timeout=timeout, limit="inference.startup_timeout")
         try:
             yield stack.enter_context(routes)
         except Exception:
-            time.sleep(_ENDING_S)
-            look()  # if vLLM has ended, that is the cause of the block's error
+            time.sleep(_EXIT_DELAY_S)
+            check_child()  # raises RunFailed if vLLM has ended, which caused the block's error
             raise
-        look()  # failed requests cost only their rollouts, so the block may not have failed
+        check_child()  # the block may tolerate failed requests, so check vLLM again
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder that has a single one, on its Unix socket."""
+    """Return the only vLLM of a run folder, which listens on a Unix socket."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

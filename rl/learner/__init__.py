@@ -1,1 +1,1 @@
-"""What learns: policy, objective, reference, optimizers."""
+"""Training: policy, objective, critic, references and optimizers."""

@@ -1,15 +1,16 @@
-"""The critic: a model that predicts before every token the reward that its rollout will still earn.
+"""A critic: a model that predicts before every token the reward that its rollout will still earn.
 
     V(token) = head of the hidden state before it      a scalar head on the policy's architecture
 
 The critic starts from the policy's model, adapter included, with a head of zeros. It has its own
-engine, optimizer and checkpoint. Before the policy's first update of a step its values become
-advantages and returns (value_credit.py). Then it is trained towards those returns:
+engine, optimizer and checkpoint. Before the policy's first update of a step, advantages and returns
+are computed from the critic's values (value_credit.py). After the policy's updates the critic is
+trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
 A state is a token whose value was used: the first token of each step of a scored rollout that
-trains. The policy's token weights (aggregation) do not apply here.
+trains. The policy's token weights (aggregation) do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
 """
@@ -49,9 +50,9 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
 
 @dataclass(frozen=True)
 class CriticSetting:
-    """What a critic is built from."""
+    """The settings that every critic is built from."""
 
-    load: Callable[[], PreTrainedModel]  # loads the policy's model, with its own adapter
+    load: Callable[[], PreTrainedModel]  # loads another copy of the policy's initial model
     ranks: Ranks
     deepspeed_config: dict[str, Any]
     max_steps: int
@@ -60,17 +61,17 @@ class CriticSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class NoCritic:
-    """conf/critic/none.yaml."""
+    """The choice of no critic (conf/critic/none.yaml)."""
 
     estimates: ClassVar[bool] = False
 
     def start(self, setting: CriticSetting) -> None:
-        """Nothing is loaded."""
+        """Load no model, and return None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueModel:
-    """conf/critic/value.yaml, which explains the options."""
+    """The options of a critic with a value model. conf/critic/value.yaml explains them."""
 
     estimator: Estimator
     loss: ValueLoss
@@ -85,42 +86,42 @@ class ValueModel:
 
 
 class ValueModule(nn.Module):
-    """A causal language model with a scalar head in the place of its output head."""
+    """A causal language model whose output head is replaced by a scalar head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.body = cast("PreTrainedModel", model.base_model)  # an untied output head is freed
+        self.body = cast("PreTrainedModel", model.base_model)  # the model without its output head
         width = cast("nn.Embedding", self.body.get_input_embeddings()).weight.shape[-1]
-        # Zeros, because the policy would first learn from the noise of a random head.
+        # Start from zeros, because the values of a random head would be noise for the policy.
         self.head = nn.Linear(width, 1, dtype=model.dtype, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     @property
     def ends(self) -> list[nn.Parameter]:
-        """The parameters that do not map hidden states to hidden states."""
+        """The parameters of the input embedding and of the scalar head."""
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
         hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state
-        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] the state that predicts each token
-        # In float32, because bfloat16 cannot tell apart two values near 1 that differ by 0.4 %.
+        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] hidden states that predict the tokens
+        # Use float32, because values near 1 that differ by 0.4 % can be equal in bfloat16.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
 
 
 class Critic:
-    """One rank's share of the value model; all ranks call every method together."""
+    """The value model and its optimizer on one rank. All ranks call every method together."""
 
-    def __init__(self, knobs: ValueModel, setting: CriticSetting) -> None:
-        self._knobs, self._ranks, self._max_steps = knobs, setting.ranks, setting.max_steps
+    def __init__(self, options: ValueModel, setting: CriticSetting) -> None:
+        self._options, self._ranks, self._max_steps = options, setting.ranks, setting.max_steps
         model = setting.load()
         self._has_adapter, half = has_adapter(model), model.dtype == torch.bfloat16
         module = ValueModule(model)
         self._engine = start_engine(
             module,
-            knobs.optim.optimizer(module.parameters(), module.ends),
+            options.optim.optimizer(module.parameters(), module.ends),
             setting.deepspeed_config,
             max_grad_norm=setting.max_grad_norm,
             half=half,
@@ -128,12 +129,12 @@ class Critic:
         )
 
     def trains_alone(self, step: int) -> bool:
-        """Return True while the policy still waits for the critic (head_start)."""
-        return step < self._knobs.head_start
+        """Return True if only the critic trains in this step (option head_start)."""
+        return step < self._options.head_start
 
     @torch.no_grad()
     def values(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the values [N] of each micro-batch, without dropout."""
+        """Return the values [N] of each micro-batch, computed without dropout."""
         self._engine.eval()
         values = [self._engine(batch.token_ids, batch.mask) for batch in batches]
         self._engine.train()
@@ -144,23 +145,24 @@ class Critic:
     ) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches with advantages and value targets, and metrics.
 
-        `penalties` [N] per micro-batch, if any, are subtracted from the rewards of the tokens.
+        `penalties` is empty or has one tensor [N] per micro-batch, which is subtracted from the
+        rewards of the tokens.
         """
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
         scored = torch.tensor(batch.rewards).isfinite()[:, None]  # [R, 1]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
-        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN: the rollout has fewer turns
+        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN marks turns that the rollout does not have
         rewards = at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
             turns,
             table.exists & scored,
             rewards - lost[0] if lost else rewards,
-            estimator=self._knobs.estimator,
-            over=self._knobs.over,
-            whiten=self._knobs.whiten,
+            estimator=self._options.estimator,
+            over=self._options.over,
+            whiten=self._options.whiten,
         )
         weights = result.states.double() / result.states.sum().clamp(min=1)  # [R, L]
         parts = map(table.scatter, (result.advantages, result.returns, weights))
@@ -172,14 +174,14 @@ class Critic:
         return credited, metrics | _metrics(values, result)
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps towards the returns; return their mean metrics.
+        """Take `updates` optimizer steps towards the returns, and return their mean metrics.
 
-        A step with a non-finite gradient and a batch without a state change nothing.
+        No weight changes if a gradient is not finite, or if no token has a value target.
         """
         pairs = [(batch, _targets(batch)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}
-        rate = self._knobs.optim.rate(step, self._max_steps)
+        rate = self._options.optim.rate(step, self._max_steps)
         metrics = [self._update(pairs, rate) for _ in range(updates)]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
         return {**means, "train/critic_learning_rate": rate}
@@ -189,10 +191,10 @@ class Critic:
         for batch, targets in pairs:
             output = self._engine(batch.token_ids, batch.mask)
             values = output.detach().requires_grad_()
-            result = self._knobs.loss(values, targets.returns, targets.old_values)
+            result = self._options.loss(values, targets.returns, targets.old_values)
             value = (targets.weights * result.loss).sum()
             gradients = torch.autograd.grad(value, [values])
-            # As in policy.py: NaN goes backward, and gradients are summed over ranks.
+            # DeepSpeed averages gradients over ranks, and `world` turns the mean into a sum.
             self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()
@@ -207,24 +209,24 @@ class Critic:
         }
 
     def save(self, folder: Path) -> None:
-        """Write what is trained and the optimizer's state, beside the policy's."""
+        """Write the trained weights and the optimizer's state to the subfolder critic."""
         save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
+        """Load the weights and the optimizer's state that `save` wrote."""
         load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
 
 def _targets(batch: Batch) -> ValueTargets:
-    assert batch.value_targets, "made by `credit`"
+    assert batch.value_targets, "set by Critic.credit"
     return batch.value_targets
 
 
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    """Return how well the values predicted the returns, before the update.
+    """Return the means of values and returns and the explained variance, before the update.
 
-    explained variance = 1 - var(return - value) / var(return): 1 for a perfect critic, 0 for one
-    that predicts the same value everywhere, NaN if all returns are equal.
+    explained variance = 1 - var(return - value) / var(return). It is 1 for a perfect critic, 0 for
+    a critic whose values are all equal, and NaN if all returns are equal.
     """
     known, returns = values[result.states], result.returns[result.states]
     if not len(known):

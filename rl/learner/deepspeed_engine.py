@@ -1,9 +1,9 @@
-"""DeepSpeed, with the settings that make its step the step that was asked for.
+"""DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage.
 
 gradients      are summed in float32 over any number of backward passes, because in bfloat16 the
-               sum would lose what a later micro-batch adds; weight_gradients.py keeps each pass
-               exact
-clipping       is the same in every ZeRO stage, and a non-finite gradient changes nothing
+               sum would lose small gradients of later micro-batches; weight_gradients.py computes
+               the gradient of each pass in float32
+clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
 first step     counts as Adam's first, although DeepSpeed steps once without gradients before it
 """
 
@@ -21,35 +21,35 @@ from torch.nn.utils import clip_grad_norm_
 
 from rl.learner.weight_gradients import keep_weight_gradients
 
-_TAG = "deepspeed"  # the folder of a checkpoint that holds an engine's files
+_TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 
 
 def start_engine(
-    module: nn.Module,  # its state dict will hold only what is trained
+    module: nn.Module,  # its state dict will contain only trained weights
     optimizer: torch.optim.Optimizer,
-    config: dict[str, Any],  # conf/deepspeed, without the keys that the trainer decides
+    config: dict[str, Any],  # keys of conf/deepspeed, overridden by `fixed_keys`
     *,
-    max_grad_norm: float,  # length above which the gradient is scaled down
-    half: bool,  # train bfloat16 weights with float32 masters
-    external: Iterable[nn.Parameter] = (),  # used outside of their own module's forward
+    max_grad_norm: float,  # gradients with a larger norm are scaled down to this norm
+    half: bool,  # train bfloat16 weights with float32 master copies
+    external: Iterable[nn.Parameter] = (),  # parameters that are also used outside of their module
 ) -> Any:
-    """Return DeepSpeed's engine around a module, untyped because its annotations are poor."""
+    """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
     fixed_keys = {
-        "train_micro_batch_size_per_gpu": 1,  # required but unused: the batch plan decides
+        "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed, without effect here
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # else it counts passes to decide when to step
+        "managed_gradient_accumulation": False,  # with True, DeepSpeed decides when to step
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
-        "zero_allow_untested_optimizer": True,  # DeepSpeed tested its own optimizers only
-        "zero_force_ds_cpu_optimizer": False,  # allow other optimizers with offloaded state
+        "zero_allow_untested_optimizer": True,  # allow optimizers that DeepSpeed has not tested
+        "zero_force_ds_cpu_optimizer": False,  # allow any optimizer with offloaded state
     }
     if half:
         keep_weight_gradients(module)
     sums = _float32_sums(config) if half else {}
-    # DeepSpeed may step once by itself to allocate the optimizer's state. At a learning rate of 0
-    # not even weight decay moves a weight.
+    # DeepSpeed may take a step to allocate the optimizer's state. With learning rate 0 this step
+    # changes no weight, not even by weight decay.
     set_rate(optimizer, 0.0)
     engine: Any
     engine, *_ = deepspeed.initialize(
@@ -57,55 +57,55 @@ def start_engine(
     )
     stage = engine.zero_optimization_stage()
     if half:
-        # In stage 0 autograd itself sums the micro-batches. The step needs no more memory, because
-        # DeepSpeed would copy the sums to float32 anyway.
+        # In stage 0 autograd sums the gradients of the micro-batches, in grad_dtype. The step needs
+        # no more memory, because DeepSpeed would copy the sums to float32 anyway.
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # gathered once per pass
+        for parameter in external:  # ZeRO-3 gathers these once per pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # Forget the step above. Otherwise Adam corrects the bias of its first step as if it were
-        # its second, and the step is too short.
+        # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
+        # correction would treat its first real step as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
-        # Here DeepSpeed does not report the norm, and steps even on a non-finite gradient.
+        # Here (float32, stage 0) DeepSpeed reports no norm, and steps even on non-finite gradients.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
     return engine
 
 
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that make DeepSpeed sum gradients, and send them, in float32."""
+    """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # Stage 0 refuses this key; there autograd sums.
+    # Stage 0 refuses this key, because autograd sums the gradients there.
     if config.get("zero_optimization", {}).get("stage", 0):
         keys["data_types"] = {"grad_accum_dtype": "fp32"}
     return keys
 
 
-def whole(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
-    """Gather these parameters on every rank for the block. Collective under ZeRO-3."""
+def gathered(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
+    """Return a context manager that gathers parameters on every rank. Collective under ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
         return deepspeed.zero.GatheredParameters(list(parameters))
     return nullcontext()
 
 
 def set_rate(optimizer: Any, rate: float) -> None:
-    """Set the learning rate of the next step."""
+    """Set the learning rate of each parameter group, scaled by the group's `lr_ratio`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
 def take_step(engine: Any, rate: float) -> float:
-    """Step at this learning rate; return the length of the gradient.
+    """Take an optimizer step at this learning rate, and return the norm of the gradient.
 
-    A non-finite gradient is dropped: nothing changes, and the result is NaN.
+    A non-finite gradient changes no weight, and the result is NaN.
     """
     set_rate(engine.optimizer, rate)
-    # In the other stages DeepSpeed has already taken the gradients out of the parameters.
+    # In stages 1 to 3 DeepSpeed has already moved the gradients out of the parameters.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
-        # DeepSpeed would give a missing gradient the parameter's own dtype.
+        # DeepSpeed would create a missing gradient in the parameter's dtype, not in grad_dtype.
         if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     engine.step()
@@ -114,33 +114,34 @@ def take_step(engine: Any, rate: float) -> float:
 
 
 def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    """Write what is trained and the optimizer's state. Collective."""
+    """Write the trained weights and the optimizer's state. Collective."""
     engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
 
 
 def load_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    """Load what `save_engine` wrote; frozen weights come from the model's files. Collective."""
+    """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not partly_frozen)
     if path is None:
         raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
 
 def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Return whether a backward pass from these gradients of `value` could change a weight.
+    """Return True if a backward pass with these gradients of `value` could change a weight.
 
-    True for a non-finite value: by its gradient DeepSpeed learns that the step is to be skipped.
+    Return True if `value` is not finite, because its NaN gradient makes DeepSpeed skip the step.
     """
     return not value.isfinite() or any(bool(gradient.any()) for gradient in gradients)
 
 
 def linearised(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-    """Return a loss whose gradient is that of `value`, given its gradients in the outputs.
+    """Return a loss with the same weight gradients as `value`, given its gradients at the outputs.
 
-    By the chain rule: the gradients are constants, the outputs carry the graph of the module.
+    The loss is the sum of gradients times outputs (chain rule). The gradients are constants, and
+    the outputs carry the module's autograd graph.
 
-    NaN if `value` is not finite. DeepSpeed looks at gradients only. A NaN in one of them reaches
-    every rank, and each ZeRO stage then skips the step and empties its own buffers, which
-    `zero_grad` does not do in all stages.
+    The loss is NaN if `value` is not finite, because DeepSpeed checks only gradients. A NaN
+    gradient reaches every rank. Each ZeRO stage then skips the step and empties its own buffers,
+    which `zero_grad` does not do in all stages.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))
@@ -148,15 +149,15 @@ def linearised(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Ten
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:
-    """Clip as every other stage does; without gradients the optimizer does not step."""
+    """Clip the gradient as other stages do, and clear a non-finite gradient to skip the step."""
     norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
-    engine._global_grad_norm = norm  # returned by get_global_grad_norm
+    engine._global_grad_norm = norm  # get_global_grad_norm returns this attribute
     if not norm.isfinite():
         engine.zero_grad()
 
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
-    """Drop frozen weights from a state dict; DeepSpeed itself overlooks the names of tied ones."""
+    """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name in state.keys() - trained:
         del state[name]

@@ -1,10 +1,10 @@
 """The penalty for moving away from a reference policy (conf/kl).
 
-    place=loss      objective gains token_weight * beta * estimator(log pi, log ref)
-    place=reward    a rollout's advantage loses beta * sum over its tokens of (log pi - log ref),
-                    minus the mean of its group, without gradient (docs/losses.md says why)
+    place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
+    place=reward    subtracts from a rollout's advantage beta * sum over its tokens of
+                    (log pi - log ref), minus the mean of its group, without gradient
 
-With `target_kl` beta is adapted after every step:
+docs/losses.md explains place=reward. With `target_kl` beta is adapted after every step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -26,22 +26,22 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """The estimator (losses/kl.py) and its weight; with beta 0 no reference is loaded for it."""
+    """A KL estimator (losses/kl.py) with the weight beta. Beta 0 needs no reference."""
 
     estimator: Estimator
-    beta: NonNegativeFloat  # of the first step, if `target_kl` is given
+    beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
     place: Literal["loss", "reward"]
-    target_kl: PositiveFloat | None  # mean divergence per token that beta is steered to
+    target_kl: PositiveFloat | None  # desired mean divergence per token; None: beta is constant
 
     @property
-    def acts(self) -> bool:
-        """True if there is a penalty."""
+    def is_active(self) -> bool:
+        """True if beta is above 0, so that there is a penalty."""
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:
         """Return beta for the next step, after a step with mean divergence `kl` per token.
 
-        A skipped step has the divergence NaN and changes nothing.
+        A skipped step has the divergence NaN and does not change beta.
         """
         if self.target_kl is None or math.isnan(kl):
             return beta

@@ -1,6 +1,6 @@
-"""What learns: the policy, its objective, and what changes with the policy from step to step.
+"""The learner: policy, objective, reference and critic of a run, and one training step with them.
 
-Built from the configuration alone; imports nothing of rollouts, vLLM or the trainer's loop.
+It is built from the configuration alone. It imports nothing of rollouts, vLLM or the training loop.
 """
 
 import json
@@ -30,9 +30,9 @@ _STATE = "learner.json"
 
 
 def load_trained(run: Run, folder: Path) -> PreTrainedModel:
-    """Return the model in `folder` with the run's adapter."""
+    """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
-    # The adapter names its base: by the name on the hub, else by the local folder.
+    # An adapter's files name the base model, by its name on the hub or else by its local folder.
     name = run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
@@ -44,12 +44,12 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
 
 
 def _without_weights(batch: Batch) -> Batch:
-    """Return a micro-batch that does not train the policy."""
+    """Set the token weights of a micro-batch to 0, so that it does not train the policy."""
     return replace(batch, token_weights=torch.zeros_like(batch.token_weights))
 
 
 class Learner:
-    """One rank's share; all ranks call every method together."""
+    """Policy, objective, reference and critic on one rank. All ranks call a method together."""
 
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
         self._run, self._ranks, self._model = run, ranks, run_folder.model()
@@ -86,7 +86,7 @@ class Learner:
         )
 
     def _load_reference(self) -> Reference | None:
-        """Load a reference only if something reads it: it may need as much memory as the policy."""
+        """Return the reference, or None to save memory if no loss or penalty needs a reference."""
         if not needs_reference(self._run.plain()):
             return None
         setting = ReferenceSetting(
@@ -104,7 +104,7 @@ class Learner:
         return build(self._run.reference)().start(setting)
 
     def _load_critic(self) -> Critic | None:
-        """Start the critic's own model and optimizer, if the run has a critic."""
+        """Return the critic with its model and optimizer, or None if the run has no critic."""
         setting = CriticSetting(
             lambda: load_trained(self._run, self._model),
             self._ranks,
@@ -115,9 +115,9 @@ class Learner:
         return build(self._run.critic)().start(setting)
 
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
-        """Train on a batch; return the metrics of the step.
+        """Train on a batch, and return the metrics of the step.
 
-        `observer` receives what the first update computes for every token.
+        `observer` receives numbers of every token in the first update (rl/learner/observation.py).
         """
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
@@ -138,13 +138,13 @@ class Learner:
         if "train/kl_divergence" in stats:
             stats["train/kl_beta"] = self._beta  # the beta of this step, before it is adapted
             self._beta = self._kl.next_beta(self._beta, stats["train/kl_divergence"])
-        # After the update, because a refresh copies the new weights.
+        # Refresh the reference after the update, because a refresh copies the new weights.
         if self._reference:
             self._reference.after_step(batch.step + 1)
         return {**stats, **fixed}
 
     def save(self, folder: Path) -> None:
-        """Write everything that `load` needs."""
+        """Write the state of policy, critic and reference, and beta."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.save(folder)
         if self._ranks.first:

@@ -1,4 +1,4 @@
-"""The policy as a module: logprobs of the completion tokens instead of logits.
+"""A module around the policy that returns logprobs of completion tokens instead of logits.
 
 B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token.
 """
@@ -16,21 +16,21 @@ from rl.model.lora import in_force
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Tokens padded on the right, and a mask of the tokens to score."""
+    """Rows of tokens, padded on the right, and a mask of the tokens to score."""
 
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, N of them True
-    envs: tuple[str, ...]  # [B] the environment that each row was played in; "" for none
+    envs: tuple[str, ...]  # [B] name of each row's environment, or ""
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """The logprobs of the N tokens in the mask, row by row, without gradient."""
+    """The logprobs of the N masked tokens, row by row, without gradient."""
 
     logprobs: Tensor  # [N]
-    # The K most likely tokens at each of these positions, if the loss compares distributions:
+    # The K most likely tokens at each of the N positions, or None if K is 0:
     candidates: Tensor | None = None  # [N, K] token ids
-    candidate_logprobs: Tensor | None = None  # [N, K] falling
+    candidate_logprobs: Tensor | None = None  # [N, K] in descending order
 
 
 class PolicyModule(nn.Module):
@@ -40,11 +40,11 @@ class PolicyModule(nn.Module):
         self,
         model: PreTrainedModel,
         *,
-        chunk: int,  # tokens whose logits exist at once
-        entropy_gradient: bool = False,  # entropies carry a gradient
-        head_dtype: torch.dtype | None = None,  # of the output head; None for the model's own
+        chunk: int,  # number of tokens whose logits are in memory together
+        entropy_gradient: bool = False,  # return entropies with a gradient
+        head_dtype: torch.dtype | None = None,  # dtype of the output head; None: the model's dtype
     ) -> None:
-        """Wrap a model of transformers whose output head is linear."""
+        """Wrap a transformers model that has a linear output head."""
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
@@ -57,44 +57,44 @@ class PolicyModule(nn.Module):
 
     @property
     def heads(self) -> nn.Module:
-        """The output head, and its original if an adapter trains a copy."""
+        """The output head, or a module with the original head and its trained copy."""
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
     def head(self) -> nn.Linear:
-        """The output head that turns hidden states into logits."""
+        """The linear layer that computes the logits: the trained copy, if there is one."""
         return cast("nn.Linear", in_force(self.heads))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """The parameters with a row per word: of the embedding and of the head, tied or not."""
+        """The parameters of the input embedding and of the output head, tied or not."""
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(
         self,
         token_ids: Tensor,  # [B, T]
-        mask: Tensor,  # [B, T] False at position 0, because nothing precedes that token
-        temperature: float,  # divides the logits, as vLLM did when it sampled
+        mask: Tensor,  # [B, T] False at position 0, which has no preceding token
+        temperature: float,  # divides the logits, as in sampling
         *,
-        entropies: bool = False,  # compute them, which needs another pass over the logits
-        candidates: Tensor | None = None,  # [N, K] tokens whose logprobs are returned as well
-        top_k: tuple[int, int] | None = None,  # (K, size of the vocabulary)
+        entropies: bool = False,  # return entropies, at the cost of another pass over the logits
+        candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
+        top_k: tuple[int, int] | None = None,  # K and the size of the vocabulary
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 
-        With `candidates` also their logprobs [N, K]. With `top_k` also the K most likely tokens
-        [N, K] and their logprobs [N, K].
+        With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
+        likely tokens [N, K] and their logprobs [N, K].
 
-        Rows are padded on the right. They need no attention mask: attention is causal, so no real
-        token sees the padding after it.
+        Rows are padded on the right. They need no attention mask, because causal attention hides
+        the padding from all real tokens.
         """
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
         chosen = mask[:, 1:]
-        before = hidden[:, :-1][chosen]  # [N, H] the state that predicts each chosen token
+        before = hidden[:, :-1][chosen]  # [N, H] hidden state from which each token is predicted
         targets = token_ids[:, 1:][chosen]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Not head(hidden): under ZeRO-3 a module call is a collective, and the ranks have different
+        # Calling head(hidden) would be a collective under ZeRO-3, and the ranks have different
         # numbers of chunks.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(

@@ -5,9 +5,9 @@
     W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
 
 orthogonal: Newton-Schulz iterations in bfloat16 that bring all singular values near 1. The factor
-gives the update the usual root mean square of an AdamW update, so that one learning rate suits both
-(arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks".
-torch.optim.Muon and torch.optim.AdamW do the maths.
+0.2 * sqrt(max(m, n)) scales the update to the usual root mean square of an AdamW update, so that
+one learning rate suits both (arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden
+layers in neural networks". torch.optim.Muon and torch.optim.AdamW compute the updates.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ from torch.optim import AdamW, Muon, Optimizer
 
 
 class MuonAndAdamW(Optimizer):
-    """Has one list of groups and one state, for DeepSpeed, checkpoints and the schedule."""
+    """Muon and AdamW as one optimizer with one state, as DeepSpeed and checkpoints require."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
-        """`adamw` is None if only hidden matrices are trained (LoRA)."""
+        """Combine both optimizers. `adamw` is None if only hidden matrices are trained (LoRA)."""
         self._parts: dict[str, Optimizer] = {"muon": muon}
         if adamw is not None:
             self._parts["adamw"] = adamw
@@ -31,10 +31,10 @@ class MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Step with both optimizers, each with its own groups."""
-        assert closure is None, "the gradients are there already"
+        """Take a step with each optimizer on its own parameter groups."""
+        assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
-            # At every step, because DeepSpeed and checkpoints replace the groups and the state.
+            # Assign both at every step, because DeepSpeed and checkpoints replace groups and state.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

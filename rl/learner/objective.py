@@ -1,10 +1,9 @@
-"""The number that is minimised, over all completion tokens of the global batch:
+"""The objective, which training minimises over all completion tokens of the global batch:
 
     sum of  token_weight * (correction * loss + beta * kl - entropy_bonus * entropy)
 
-The weights come with the batch and were computed over the whole of it (rl/rollouts/plan.py). The
-objective is therefore a plain sum: micro-batches and ranks add up to the same value and gradient
-for every split.
+rl/rollouts/plan.py computes the token weights over the whole global batch. So the objective is a
+plain sum over micro-batches and ranks, with the same value and gradient for every split.
 
 B: rows, T: padded length, N: completion tokens of the micro-batch.
 """
@@ -33,30 +32,30 @@ It returns `weights`, the factor [N] of each token's loss, and `metrics` [N] (lo
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch(Tokens):
-    """A micro-batch on the trainer's device: the tokens that a loss sees, with ids and mask.
+    """A micro-batch on the trainer's device, with the inputs of the model and of the token loss.
 
-    `logprobs` and `entropies` are NaN until the forward pass. rl/learner/preparation.py fills in
-    old and reference logprobs, candidates and value targets if something reads them.
+    `logprobs` and `entropies` are NaN until the forward pass. rl/learner/preparation.py sets old
+    and reference logprobs, candidates and value targets if the run uses them.
     """
 
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, True where the policy chose the token
-    token_weights: Tensor  # [N] in the objective
-    rollout_ids: Tensor  # [N] rollout of each token, by position in the global batch
-    envs: tuple[str, ...]  # [B] environment that the row was played in
-    # The same N tokens after the prompts that a reference with hints sees, if it has any:
+    token_weights: Tensor  # [N] weight of each token in the objective
+    rollout_ids: Tensor  # [N] index of each token's rollout in the global batch
+    envs: tuple[str, ...]  # [B] name of each row's environment
+    # Rows with the same N completion tokens after prompts with hints, for a reference with hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
-    hinted_mask: Tensor | None = None  # [B, H] bool
-    value_targets: ValueTargets | None = None  # of the critic
-    candidates: Tensor | None = None  # [N, K] the reference's likeliest tokens
+    hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
+    value_targets: ValueTargets | None = None  # training targets of the critic
+    candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
-        """Return a micro-batch on `device`, its completion tokens flattened row by row.
+        """Move a micro-batch to `device`, with its completion tokens flattened row by row.
 
-        `step` is the step that it trains, which is the version of the policy in training.
+        `step` is the index of the current step, which equals the version of the policy in training.
         """
-        # Flattened before it moves, because a GPU synchronises at every boolean index.
+        # Flatten on the CPU, because a GPU would synchronise at every boolean index.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
         positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
@@ -68,7 +67,7 @@ class Batch(Tokens):
             "logprobs": unknown,
             "entropies": unknown,
             "sequence_ids": rows,
-            # If no policy sampled a token, its version is -1 and its staleness is step + 1.
+            # A token that no policy sampled has version -1, so its staleness is step + 1.
             "staleness": step - _tensor(micro.token_versions)[mask],
             "rollout_ids": _tensor(micro.rollout_ids)[rows],
             "positions": _tensor(positions)[mask],
@@ -80,25 +79,25 @@ class Batch(Tokens):
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
-        """Return this micro-batch's share of the objective, given the loss of each token [N]."""
+        """Return this micro-batch's share of the objective, from the loss of each token [N]."""
         return (self.token_weights.to(loss.dtype) * loss).sum()
 
 
-# The token columns of a micro-batch that a batch holds for its N completion tokens.
+# The columns of MicroBatch that Batch flattens to the N completion tokens.
 _FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}) - {"token_ids"}
 
 
 def _tensor(values: np.ndarray) -> Tensor:
-    """Return an array as a tensor, integers as int64."""
+    """Convert an array to a tensor. Arrays of integers or booleans become int64."""
     return torch.tensor(values, dtype=None if values.dtype.kind == "f" else torch.int64)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Adds up a token loss, its correction, the divergence from a reference and the entropy bonus.
+    """The loss of each token: its corrected token loss, KL penalty and entropy bonus.
 
-    `correction` applies if the batch has old logprobs. Otherwise the ratio is taken to the
-    sampler's logprobs, so it corrects by itself.
+    `correction` applies if the batch has old logprobs. Otherwise the anchor of the token loss is
+    the sampler, and the ratio needs no correction.
     """
 
     token_loss: TokenLossFunction
@@ -109,19 +108,18 @@ class Objective:
     def per_token(
         self,
         batch: Batch,
-        logprobs: Tensor,  # [N] of its completion tokens under the policy in training
-        entropies: Tensor,  # [N] of the distributions that the tokens were drawn from
-        beta: float,  # the current weight of the divergence from the reference
-        candidate_logprobs: Tensor | None = None,  # [N, K] if the token loss reads them
+        logprobs: Tensor,  # [N] log pi of the completion tokens
+        entropies: Tensor,  # [N] entropy of pi's distribution of each token
+        beta: float,  # current weight of the KL penalty
+        candidate_logprobs: Tensor | None = None,  # [N, K] log pi of candidates
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of each token before its weight [N], and metrics without gradient.
+        """Return the loss of each token [N], before its weight, and metrics without gradient.
 
-        A metric has one number per token [N], or a single one for all of them.
+        A metric has one number per token [N], or one number for all tokens.
 
         Raises:
             ValueError: the token loss or a metric is not one number per token, or the loss has no
                 gradient.
-
         """
         tokens = replace(
             batch,
@@ -149,9 +147,9 @@ class Objective:
             metrics |= _checked_metrics(corrected.metrics, logprobs)
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
-            # Measured whenever there is a reference, even if beta is 0.
+            # Report the divergence whenever there is a reference, even if beta is 0.
             metrics["kl_divergence"] = divergence.detach()
-            if self.kl.place == "loss" and self.kl.acts:
+            if self.kl.place == "loss" and self.kl.is_active:
                 loss = loss + beta * divergence
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * entropies

@@ -1,20 +1,20 @@
-"""What one update computed for every completion token, for the token record.
+"""The numbers of every completion token in one update, for the token record.
 
     pi           log pi of the policy in training
-    old, ref     log pi before the step's first update, and of the reference, if the run has them
-    entropy      of the distribution that the token was drawn from
-    advantage    minus the penalties that only the trainer knows
-    weight       in the objective, which is the sum of weight * loss
-    loss         after the correction, with divergence and entropy bonus
+    old, ref     log pi before the step's first update, and log ref, if the run has them
+    entropy      entropy of pi's distribution of the token
+    advantage    advantage after penalties, or from the critic
+    weight       token weight; the objective is the sum of weight * loss
+    loss         token loss times correction, with KL penalty and entropy bonus
     correction   factor of the token loss, if there is a correction
     grad         d objective / d log pi: below 0 the update makes the token more likely
-    kept         1 where weight and correction are not 0; if grad is still 0, the loss stopped it
-    metric_*     what the loss and its correction measured for each token
+    kept         1 if weight and correction are not 0; if grad is then 0, the loss clipped the token
+    metric_*     metrics of the token loss and its correction
 
-rl/learner/policy.py differentiates the objective in the module's outputs, for any loss. `grad` is
-the derivative in log pi with all other outputs held constant. With an entropy bonus the entropies
-have gradients of their own, -bonus * weight each. With a loss that compares distributions the
-candidates have gradients, and `candidate_grad` is the sum of their absolute values.
+rl/learner/policy.py computes the gradients of any objective at the module's outputs. `grad` is
+the derivative by log pi with all other outputs held constant. With an entropy bonus, each entropy
+has the gradient -bonus * weight. With a loss that compares distributions, the candidates have
+gradients, and `candidate_grad` is the sum of their absolute values.
 
 N: completion tokens of a micro-batch.
 """
@@ -26,20 +26,20 @@ from torch import Tensor
 from rl.learner.objective import Batch
 
 Observer = Callable[[int, Mapping[str, Tensor]], None]
-"""Called once per micro-batch with its position among the rank's, and numbers [N] by name."""
+"""Receives a micro-batch's index on its rank and its numbers [N] by name, once per micro-batch."""
 
 _NAMED = ("entropy", "correction")
-_DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from log pi and log mu
+_DERIVED = ("kl_to_rollout",)  # not recorded, because log pi and log mu determine this metric
 
 
 def observation(
     batch: Batch,
-    logprobs: Tensor,  # [N] under the policy in training
-    loss: Tensor,  # [N] what each token adds to the objective, before its weight
-    grads: Sequence[Tensor],  # of the objective in logprobs [N], entropies [N], candidates [N, K]
-    metrics: Mapping[str, Tensor],  # [N] those of the objective
+    logprobs: Tensor,  # [N] log pi
+    loss: Tensor,  # [N] loss of each token before its weight
+    grads: Sequence[Tensor],  # gradients of logprobs [N], of entropies [N], of candidates [N, K]
+    metrics: Mapping[str, Tensor],  # [N] metrics of the objective
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name; a quantity that the run does not have is missing."""
+    """Return the numbers [N] by name, without numbers that the run does not compute."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {
@@ -56,7 +56,7 @@ def observation(
         **{
             f"metric_{name}": values
             for name, values in metrics.items()
-            # A custom loss may return one number for the whole micro-batch.
+            # Leave out metrics of a custom loss that are one number for the micro-batch.
             if name not in (*_NAMED, *_DERIVED) and values.shape == logprobs.shape
         },
     }

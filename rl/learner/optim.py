@@ -19,8 +19,7 @@ class AdamW:
 
     Attributes:
         schedule: constant, or decay to `min_ratio` times the rate at the last step.
-        warmup_steps: the rate rises linearly over these steps; the first step already moves.
-
+        warmup_steps: number of steps with a linearly rising rate, which starts above 0.
     """
 
     learning_rate: PositiveFloat
@@ -37,9 +36,9 @@ class AdamW:
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 Muon needs them
     ) -> "torch.optim.Optimizer":
-        """Return the optimizer over those parameters of a model that train.
+        """Return an AdamW optimizer of the trainable parameters.
 
-        `embeddings` are the parameters with a row per word, at both ends of the model.
+        `embeddings` are the parameters of the input embedding and of the output head.
         """
         import torch
 
@@ -78,14 +77,13 @@ class Muon(AdamW):
     """Muon (muon.py) for the hidden matrices, AdamW for embeddings, output head and vectors.
 
     Attributes:
-        momentum: share of the past in Muon's average of gradients.
-        nesterov: whether that average looks one step ahead.
-        ns_steps: Newton-Schulz iterations.
+        momentum: decay factor of Muon's moving average of gradients.
+        nesterov: whether Muon uses Nesterov momentum.
+        ns_steps: number of Newton-Schulz iterations.
         adamw_ratio: AdamW's learning rate divided by Muon's.
-
     """
 
-    whole_matrices: ClassVar[bool] = True  # ZeRO must not shard within a matrix
+    whole_matrices: ClassVar[bool] = True  # ZeRO must not split a matrix between ranks
 
     momentum: BelowOne
     nesterov: bool
@@ -97,17 +95,17 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return both as one optimizer; `lr_ratio` of a group scales its learning rate."""
+        """Return Muon and AdamW as one optimizer. A group's `lr_ratio` scales its learning rate."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW
 
-        at_the_ends = {id(p) for p in embeddings}
-        # A matrix with a row per word maps no hidden states, so it is not made orthogonal.
+        embedding_ids = {id(p) for p in embeddings}
+        # Muon updates only hidden matrices, not embeddings and output heads.
         hidden, rest = [], []
         for p in parameters:
             if p.requires_grad:
-                (hidden if p.ndim == 2 and id(p) not in at_the_ends else rest).append(p)
+                (hidden if p.ndim == 2 and id(p) not in embedding_ids else rest).append(p)
         muon = torch.optim.Muon(
             hidden,
             lr=self.learning_rate,

@@ -5,8 +5,8 @@
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
 The logits of a batch (tokens times vocabulary) are often larger than the model. Here one chunk of
-them exists at a time, and the backward pass computes them again. Autograd over such chunks would
-sum the gradient of W in its own dtype, and in bfloat16 lose what a chunk adds. This sum is float32.
+logits is in memory at a time, and the backward pass computes it again. Autograd would sum the
+chunks' gradients of W in bfloat16 and lose small gradients. Here this sum is in float32.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
@@ -21,27 +21,27 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """`apply` returns logprobs in the shape of the targets, and entropies [N] or None."""
+    """The output head as an autograd function that returns logprobs, and entropies or None."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: Tensor,  # [N, H] the state that predicts each token
+        hidden: Tensor,  # [N, H] hidden state from which each token is predicted
         weight: Tensor,  # [V, H]
         bias: Tensor | None,  # [V]
-        targets: Tensor,  # [N] the tokens, or [N, M] several at each place
+        targets: Tensor,  # [N] token ids, or [N, M] with M tokens per position
         temperature: float,
         chunk: int,
-        dtype: torch.dtype,  # of the product of hidden states and weight
+        dtype: torch.dtype,  # dtype of the product of hidden states and weight
         with_entropies: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute chunk by chunk."""
+        """Return logprobs in the shape of `targets`, and entropies [N] or None."""
         ctx.settings = temperature, chunk, dtype
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)
         normalisers, logprobs, entropies = [], [], []
-        # Even without tokens there is one chunk, which is empty.
+        # Without tokens, `split` yields one empty chunk.
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
             logits = chunk_logits(h, cast, bias, temperature)  # [C, V]
             normaliser = logits.logsumexp(-1)  # [C]
@@ -61,7 +61,7 @@ class OutputHead(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
         ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor
     ) -> Any:
-        """Compute the logits again, chunk by chunk; autograd casts what is returned."""
+        """Return the gradients, from logits that are computed again chunk by chunk."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         targets, logprob_grads = map(_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype = ctx.settings
@@ -75,7 +75,7 @@ class OutputHead(torch.autograd.Function):
             logits = chunk_logits(hidden[part], cast, bias, temperature)  # [C, V]
             log_p = logits.sub_(normalisers[part].unsqueeze(-1))
             p = log_p.exp()
-            grads = p * -logprob_grads[part].sum(-1, keepdim=True)  # [C, V] of the logits
+            grads = p * -logprob_grads[part].sum(-1, keepdim=True)  # [C, V] gradient of the logits
             if ctx.entropy_gradient:
                 surprise = log_p.add_(entropies[part].unsqueeze(-1))
                 grads.sub_(p.mul_(surprise).mul_(entropy_grads[part].unsqueeze(-1)))
@@ -90,12 +90,12 @@ class OutputHead(torch.autograd.Function):
 
 
 def _columns(tensor: Tensor) -> Tensor:
-    """Return [N] as [N, 1], and [N, M] as it is."""
+    """Return a tensor [N] as [N, 1], and a tensor [N, M] unchanged."""
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
 def chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    """Return the logits of hidden states [C, H], at least in float32."""
+    """Return the logits of hidden states [C, H] at this temperature, at least in float32."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
@@ -113,8 +113,8 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Models of one family pad their vocabularies differently, so only the first `vocabulary` tokens,
-    those of the policy, are candidates.
+    Models of one family pad their vocabularies differently. So only the first `vocabulary` tokens,
+    which the policy also has, are candidates.
     """
     weight = head.weight.to(dtype)
     best = [

@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl.learner.deepspeed_engine import (
+    gathered,
     linearised,
     load_engine,
     moves_weights,
     save_engine,
     start_engine,
     take_step,
-    whole,
 )
 from rl.learner.logprobs import PolicyModule, Rows, Scored
 from rl.learner.objective import Batch, Objective
@@ -36,12 +36,12 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-# The metrics of a step in which no token trains, for example truncation=mask cut off all rows.
+# Metrics of a step in which no token trains, for example if truncation=mask masks all rows.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
 class Policy:
-    """Weights, optimizer and the two operations on them: update and logprobs."""
+    """The policy on one rank: weights and optimizer, with updates, logprobs and checkpoints."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Policy:
             deepspeed_config,
             max_grad_norm=max_grad_norm,
             half=model.dtype == torch.bfloat16,
-            external=module.heads.parameters(),  # used chunk by chunk, outside of the head
+            external=module.heads.parameters(),  # OutputHead reads these outside of their module
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
         self.vocabulary = module.head.out_features
@@ -82,18 +82,18 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # on the device; made from `batch` if None
+        batches: Sequence[Batch] | None = None,  # on the device; None: build them from `batch`
         updates: int = 1,
-        beta: float = 0.0,  # weight of the divergence from the reference
-        observer: Observer | None = None,  # receives what the first update computes
+        beta: float = 0.0,  # weight of the KL penalty
+        observer: Observer | None = None,  # receives the numbers of each token in the first update
     ) -> dict[str, float]:
-        """Take `updates` optimizer steps, each on all of this rank's share of a batch.
+        """Take `updates` optimizer steps, each on this rank's whole share of a batch.
 
-        Returns metrics of the global batch, the same on every rank and averaged over the updates.
-        Metrics that compare trainer and vLLM are those of the first update.
+        Return metrics of the global batch, averaged over the updates and equal on every rank.
+        Metrics that compare trainer and vLLM are from the first update.
 
-        A step with a non-finite gradient is skipped: the weights stay, `train/skipped` is above 0.
-        A step without a token that counts on any rank is skipped, too: `train/empty` is 1.
+        A step with a non-finite gradient changes no weights, and `train/skipped` is above 0. A step
+        is also skipped if no token has a weight on any rank. Then `train/empty` is 1.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -104,7 +104,7 @@ class Policy:
             for later in range(updates)
         ]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
-        # After the first update the policy has moved away from the weights that vLLM has.
+        # Use the first update's metrics, because later the policy's weights differ from vLLM's.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -116,7 +116,7 @@ class Policy:
         rate: float,
         observer: Observer | None,
     ) -> dict[str, float]:
-        # All ranks agree, because a rank that skips alone would leave the others in a collective.
+        # The ranks decide together, because a rank that skips alone would block all others.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -126,8 +126,8 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # The graph is cut at the module's outputs, where gradients cost almost nothing. If they
-            # are zero on all ranks, the pass through the model, most of the work, is left out.
+            # Compute the gradients at the module's outputs first, which is cheap. If they are zero
+            # on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
@@ -135,10 +135,10 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # The first micro-batch always goes backward, because a step needs gradients, even zero.
+            # Always run backward for the first micro-batch, because a step needs gradients.
             idle = number > 0 and not self.ranks.any(moves_weights(value, gradients))
             if not idle:
-                # DeepSpeed averages gradients over ranks; the objective is a sum over them.
+                # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
                 self.engine.backward(linearised(value, gradients, outputs) * self.ranks.world)
             metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
             fresh = batch.staleness == 0
@@ -159,7 +159,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return the scores of the base model, with its `top_k` most likely tokens. Collective."""
+        """Return logprobs and `top_k` most likely tokens under the base model. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
@@ -167,7 +167,7 @@ class Policy:
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:
-        """Return logprobs [B, T] of all `token_ids` [B, T], 0 at position 0. Collective."""
+        """Return logprobs [B, T] of all `token_ids` [B, T], with 0 at position 0. Collective."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
@@ -190,31 +190,31 @@ class Policy:
         return outputs
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all weights under Hugging Face names, tied ones once, an adapter merged in.
+        """Return all weights under Hugging Face names, tied weights once, an adapter merged.
 
-        On rank 0, empty on the others. Collective: under ZeRO-3 each rank holds a shard.
+        Ranks other than 0 return {}. Collective, because under ZeRO-3 each rank holds a shard.
         """
         return self._collected(full_weights(self.engine.module.model))
 
     def adapter_weights(self) -> dict[str, Tensor]:
-        """Return the adapter alone, under peft's names; otherwise like `weights`."""
+        """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
         return self._collected(adapter_weights(self.engine.module.model))
 
     def _collected(self, recipes: Iterable[Recipe]) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}
         for recipe in recipes:
-            with whole(self.engine, recipe.parts):
+            with gathered(self.engine, recipe.parts):
                 if self.ranks.first:
                     tensor = recipe.make(*recipe.parts).cpu()
-                    # At the end of the block ZeRO-3 frees what it has gathered.
+                    # At the end of the block ZeRO-3 frees the gathered weights, so copy the tensor.
                     collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
 
-        With an adapter: the adapter in peft's form, or all weights if `merged` or if `source` holds
-        no weights, because then the base exists nowhere else.
+        With an adapter, write only the adapter in peft's form. Write all weights if `merged`, or if
+        `source` holds no weights, because then no other folder has the base model.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
@@ -228,7 +228,7 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        """Write what is trained and the optimizer's state for `load`. Collective."""
+        """Write the trained weights and the optimizer's state. Collective."""
         save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:

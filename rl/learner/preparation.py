@@ -1,8 +1,8 @@
-"""Computes what stays fixed while a batch trains.
+"""Quantities that are computed once per batch and stay fixed during its updates.
 
     old           log pi before the step's first update, if one batch gets several updates
-    ref           log of the reference, if a loss or a penalty reads it
-    advantages    minus a penalty for divergence, or from the values of a critic
+    ref           logprobs of the reference, if a loss or a penalty reads them
+    advantages    after a penalty for divergence, or from the values of a critic
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -26,14 +26,13 @@ from rl.records import Ints, RankBatch
 
 @dataclass(frozen=True)
 class Preparation:
-    """Fills in what the objective reads besides the policy in training. Collective.
+    """A callable that adds old and reference logprobs and advantages to a batch. Collective.
 
     Attributes:
-        reference: None if nothing reads it.
-        keeps_old: whether a batch gets several updates, so that the old logprobs are needed.
-        compared: whether the advantage subtracts a baseline; then penalties have one, too.
+        reference: None if no loss or penalty reads a reference.
+        keeps_old: whether a batch gets several updates, which need the old logprobs.
+        compared: whether advantages subtract a baseline, so that penalties do, too.
         critic: None if the advantages come with the batch.
-
     """
 
     policy: Policy
@@ -44,7 +43,7 @@ class Preparation:
     critic: Critic | None = None
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
-        """Return the completed micro-batches on the device, and metrics of the step."""
+        """Return the micro-batches on the device with all fields set, and metrics of the step."""
         batches = [
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
@@ -59,7 +58,7 @@ class Preparation:
                 )
                 for batch, score in zip(batches, scores, strict=True)
             ]
-        penalised = self.reference is not None and self.kl.acts and self.kl.place == "reward"
+        penalised = self.reference is not None and self.kl.is_active and self.kl.place == "reward"
         old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
         metrics = self.reference.metrics() if self.reference else {}
         penalties = (
@@ -78,21 +77,21 @@ class Preparation:
         return batches, metrics
 
     def _penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
-        """Return the penalty of each token's divergence [N]."""
+        """Return the KL penalty [N] of each token."""
         assert batch.ref_logprobs is not None
         return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
 
     def _penalise(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Subtract the penalties of a rollout's tokens from its advantage."""
-        # By rollout, because a forked rollout has several rows, perhaps on several ranks.
+        """Subtract the penalty of each rollout from its advantages."""
+        # Sum over rollouts, because a forked rollout may have rows on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, penalty in zip(batches, penalties, strict=True):
             lost.index_add_(0, b.rollout_ids.cpu(), penalty.cpu())
             tokens.index_add_(0, b.rollout_ids.cpu(), torch.ones_like(penalty).cpu())
         sums = torch.stack([lost, tokens]).to(self.policy.ranks.device)
-        dist.all_reduce(sums)  # the rows of one group lie on several ranks
+        dist.all_reduce(sums)  # rows of one group may be on several ranks
         lost, tokens = sums.cpu().numpy()
         counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
         relative = torch.tensor(
@@ -106,23 +105,23 @@ class Preparation:
 
 
 def _reference_rows(batch: Batch) -> Rows:
-    """Return what the reference reads: prompts of its own if it sees hints."""
+    """Return the rows that the reference scores, with hints in their prompts if it sees hints."""
     if batch.hinted_token_ids is None or batch.hinted_mask is None:
         return Rows(batch.token_ids, batch.mask, batch.envs)
     return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
 
 
 def relative_penalties(
-    lost: np.ndarray,  # [R] beta times the divergence summed over a rollout's tokens
-    counts: np.ndarray,  # [R] rollouts that were scored and train
-    group_ids: Ints | None,  # [R] None if the advantage has no baseline
+    lost: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
+    counts: np.ndarray,  # [R] True for rollouts that have a reward and train
+    group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
-    """Return what each rollout's advantage loses [R]: its penalty minus the mean of its group.
+    """Return the penalty of each rollout [R] minus the mean penalty of its group.
 
-    Advantages are computed from the rewards alone, and the penalty is subtracted afterwards, in its
-    own units. A normalised difference would amplify noise: in a group with equal rewards the
-    penalties would be the whole spread (docs/losses.md). Rollouts that do not count lose nothing,
-    and the mean leaves them out, because their penalty was not measured or has no effect.
+    The caller subtracts the result from advantages that were computed from the rewards alone. If
+    rewards minus penalties were normalised, a group with equal rewards would amplify the noise of
+    its penalties (docs/losses.md). Rollouts where `counts` is False get 0 and are left out of the
+    mean, because their penalty was not measured or has no effect.
     """
     if group_ids is None:
         return np.where(counts, lost, 0.0)

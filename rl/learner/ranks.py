@@ -1,4 +1,4 @@
-"""The processes that train together, and how they find each other."""
+"""The ranks: the processes that train together, and how they connect."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ _SCHEME = "listening"
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train."""
+    """The rank of this process, the number of ranks, the device, and small collectives."""
 
     rank: int
     world: int
@@ -31,10 +31,10 @@ class Ranks:
 
     @staticmethod
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
-        """Wait for the other ranks; RANK and WORLD_SIZE come from the environment.
+        """Wait for all ranks, and return this one. The environment sets RANK and WORLD_SIZE.
 
-        Ranks of one host meet through a file, because another run could take a port. Without a
-        file they meet at MASTER_ADDR and MASTER_PORT.
+        Ranks of one host connect through a file, because another run could use a port. Without a
+        file they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = torch.cuda.is_available()
@@ -63,7 +63,7 @@ class Ranks:
         return bool(flags)
 
     def from_first(self, word: str) -> str:
-        """Return the first rank's word. Collective."""
+        """Return rank 0's `word` on every rank. Collective."""
         if self.world == 1:
             return word
         words = [word]
@@ -71,7 +71,7 @@ class Ranks:
         return words[0]
 
     def sum(self, value: float) -> float:
-        """Return the sum over all ranks. Collective."""
+        """Return the sum of `value` over all ranks. Collective."""
         if self.world == 1:
             return value
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -80,15 +80,15 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on the rank that talks to vLLM and writes the files that exist once."""
+        """True on rank 0, which sends requests to vLLM and writes the run's shared files."""
         return self.rank == 0
 
 
 def init_method(rank: int) -> str:
-    """Return PyTorch's `init_method` to meet the other ranks at MASTER_ADDR and MASTER_PORT.
+    """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
-    Rank 0 listens at MASTER_ADDR if that is an IP address; a host name may resolve to a loopback
-    address on its own host. Under torchrun its agent listens.
+    If MASTER_ADDR is an IP address, rank 0 listens on this address only. A host name may resolve to
+    a loopback address on its own host. Under torchrun, torchrun's agent listens.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -101,9 +101,10 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield a store that listens on one address; PyTorch's own listens on all, without a key.
+    """Yield a TCP store that listens only on the URL's address, the rank and the world size.
 
-    PyTorch calls this with the URL and puts rank and world size into it.
+    PyTorch's default store listens on all addresses, without authentication. PyTorch calls this
+    function with rank and world size in the URL.
     """
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
@@ -127,16 +128,16 @@ dist.register_rendezvous_handler(_SCHEME, _listen)
 
 
 def compile_cpu_op() -> None:
-    """Compile DeepSpeed's shared-memory op, unless it is compiled (in the environment's folder).
+    """Compile DeepSpeed's shared-memory op in the Python environment, unless it is compiled.
 
-    PyTorch marks a compilation by a lock file. A killed process leaves it behind, and every later
-    process would wait for ever. So a lock of the kernel, which ends with its holder, guards the
-    folder: its holder may delete any lock file.
+    PyTorch marks a running compilation by a lock file. A killed process leaves this file behind,
+    and every later process would wait forever. So a kernel lock, which ends with its process,
+    protects the folder, and the process that holds it may delete any lock file.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Another ninja would compile everything again, which takes minutes, so ours comes first.
+    # Put the environment's ninja first, because another ninja would compile all for minutes.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
     )

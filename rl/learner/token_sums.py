@@ -23,7 +23,7 @@ from losses.tokens import log_ratio
 
 
 class TokenSums:
-    """The sums of one rank over its micro-batches. N: completion tokens of a micro-batch."""
+    """Sums over one rank's micro-batches, which have N completion tokens each."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -31,18 +31,18 @@ class TokenSums:
 
     def add(
         self,
-        value: Tensor,  # the micro-batch's share of the objective
-        logprobs: Tensor,  # [N] the trainer's
-        rollout_logprobs: Tensor,  # [N] vLLM's
-        fresh: Tensor,  # [N] True where the weights in training sampled the token
-        metrics: Mapping[str, Tensor],  # [N] each, or a single number
+        value: Tensor,  # this micro-batch's share of the objective
+        logprobs: Tensor,  # [N] log pi of the trainer
+        rollout_logprobs: Tensor,  # [N] log mu of vLLM
+        fresh: Tensor,  # [N] True for tokens that the weights in training sampled
+        metrics: Mapping[str, Tensor],  # tensors [N] or single numbers
     ) -> None:
-        """Add a micro-batch."""
+        """Add the numbers of one micro-batch to the sums."""
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # A single number counts once per token, so that the mean does not depend on the split,
-            # and a micro-batch without tokens does not count.
+            # Count a single number once per token, so that the mean does not depend on the split
+            # and micro-batches without tokens do not count.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
@@ -61,7 +61,7 @@ class TokenSums:
     def means(self) -> dict[str, float]:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         own = {name: float(value.double()) for name, value in self._sums.items()}
-        # By name, because a loss may return a metric for some micro-batches only.
+        # Send the names, too, because a loss may return a metric for some micro-batches only.
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, (own, float(self._largest)))
         totals: dict[str, float] = defaultdict(float)
@@ -74,13 +74,13 @@ class TokenSums:
             for name, total in totals.items()
             if name.startswith("mean/")
         }
-        # torch's maximum, because it keeps a NaN of any rank.
+        # Use torch's maximum, because it keeps a NaN of any rank.
         largest = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
         return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Return the metrics of the mismatch; {} if no token is fresh, because the policies differ."""
+    """Return the mismatch metrics, or {} if the weights in training sampled no token."""
     n = totals["fresh"]
     if not n:
         return {}

@@ -1,9 +1,9 @@
 """The completion tokens of a global batch in one table, one line per rollout.
 
 A forked rollout has several rows, which may be in several micro-batches and on several ranks. A
-critic's returns run along the whole rollout, so they need all of its tokens in one line.
+critic's returns run along the whole rollout, so they need all tokens of a rollout in one line.
 
-R: rollouts of the global batch, L: completion tokens of the longest, N: of a micro-batch.
+R: rollouts of the global batch, L: completion tokens of the longest rollout, N: of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from rl.records import RankBatch
 
 
 class TokenTable:
-    """Maps the tokens of this rank's micro-batches to the table and back."""
+    """A mapping between the tokens of this rank's micro-batches and tables [R, L]."""
 
     def __init__(self, batch: RankBatch, batches: Sequence[Batch]) -> None:
         lengths = torch.tensor(batch.lengths, dtype=torch.int64)  # [R]
         longest = int(lengths.max()) if len(lengths) else 0
-        self.exists = torch.arange(longest) < lengths[:, None]  # [R, L] True where a token is
-        self._starts = lengths.cumsum(0) - lengths  # [R] in the flat order of all tokens
+        self.exists = torch.arange(longest) < lengths[:, None]  # [R, L] False at padding
+        self._starts = lengths.cumsum(0) - lengths  # [R] flat index of each rollout's first token
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return one table [R, L] of float64 for each column: [N] of each micro-batch. Collective.
+        """Return a float64 table [R, L] for each column, with one [N] per micro-batch. Collective.
 
-        The tables are the same on every rank, on the CPU, and 0 where there is no token.
+        The tables are the same on every rank, on the CPU, and 0 at padding.
         """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
@@ -37,7 +37,7 @@ class TokenTable:
                 line[self._places(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # each token is on one rank, and the others have 0 there
+        dist.all_reduce(flat)  # a token's value is 0 on all ranks but one
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)
@@ -51,5 +51,5 @@ class TokenTable:
         return [flat[self._places(batch)] for batch in self._batches]
 
     def _places(self, batch: Batch) -> Tensor:
-        """Position [N] of each token in the flat order of all."""
+        """Return the index [N] of each token among all tokens of the global batch."""
         return self._starts[batch.rollout_ids.cpu()] + batch.positions.cpu()

@@ -1,14 +1,14 @@
-"""Computes the advantage of every token from a critic's values, along whole rollouts.
+"""The advantage of every token, computed from a critic's values along whole rollouts.
 
     rewards of turns, minus penalties of tokens -> rewards of steps
-    value of a step: that of its first token, estimated from all tokens before
+    value of a step: the value of its first token, predicted from all tokens before
     estimator (losses/gae.py) -> advantage of a step, and of all its tokens
-    return of a step = advantage + value: the target of the value of its first token
+    return of a step = advantage + value: the target for the value of its first token
 
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
-was cut off: no row holds the next state, and the length limit is a rule of the task.
+was cut off, because no row has the next state, and because the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: completion tokens of the longest, K: turns of the one with most.
+R: rollouts of the global batch, L: completion tokens of the longest rollout, K: maximum of turns.
 """
 
 from collections.abc import Callable
@@ -21,42 +21,42 @@ from torch import Tensor
 Estimator = Callable[[Tensor, Tensor], Tensor]
 """(rewards [R, steps], values [R, steps]) -> advantages [R, steps]"""
 
-_SPREAD_TOLERANCE = 1e-6  # a smaller spread is rounding error (losses/advantages.py)
+_SPREAD_TOLERANCE = 1e-6  # a smaller spread counts as rounding error
 
 
 @dataclass(frozen=True, eq=False)
 class ValueTargets:
-    """The training targets of the values of one micro-batch. N: its completion tokens."""
+    """The critic's training targets for the N completion tokens of one micro-batch."""
 
     returns: Tensor  # [N]
-    old_values: Tensor  # [N] before the step's first update
-    weights: Tensor  # [N] of each value in the loss; they sum to 1 over the global batch
+    old_values: Tensor  # [N] values before the step's first update
+    weights: Tensor  # [N] loss weight of each value; the weights of the global batch sum to 1
 
 
 @dataclass(frozen=True, eq=False)
 class ValueCredit:
-    """The advantage of each token, and the return that its value should have been."""
+    """The advantage of each token, and the return that its value should predict."""
 
-    advantages: Tensor  # [R, L] 0 where no token trains
-    returns: Tensor  # [R, L] of the token's step
+    advantages: Tensor  # [R, L] advantage of each token, 0 for tokens that do not train
+    returns: Tensor  # [R, L] return of each token's step
     states: Tensor  # [R, L] True at the first token of each step, whose value is trained
 
 
 def credit(
-    values: Tensor,  # [R, L] before each token
-    turns: Tensor,  # [R, L] assistant turn of each token, rising
-    exists: Tensor,  # [R, L] True for a token that trains and whose rollout was scored
+    values: Tensor,  # [R, L] value predicted before each token
+    turns: Tensor,  # [R, L] index of each token's assistant turn, ascending
+    exists: Tensor,  # [R, L] True for tokens that train and whose rollout has a reward
     rewards: Tensor,  # [R, L] reward of each token (`at_tokens`)
     *,
     estimator: Estimator,
-    over: Literal["tokens", "turns"],  # what a step is
+    over: Literal["tokens", "turns"],  # whether a step is a token or a turn
     whiten: bool,  # standardise the advantages over all tokens
 ) -> ValueCredit:
-    """Return the advantages and returns of all tokens, and which values are trained."""
+    """Return advantages and returns of all tokens, and a mask of the values that are trained."""
     starts = exists.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
-    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] of each token; padding adds zeros
+    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step (padding adds 0)
 
     def by_step(table: Tensor, counts: Tensor) -> Tensor:
         return torch.zeros_like(table).scatter_add(1, step, table * counts)
@@ -69,11 +69,12 @@ def credit(
 
 
 def at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
-    """Return rewards [R, L]: the reward of each turn [R, K] is at the turn's last token.
+    """Return rewards [R, L] with the reward of each turn [R, K] at the turn's last token.
 
-    The reward of a turn without tokens is at the token before it, or at the first token.
+    The reward of a turn without tokens is at the preceding token, or else at the first token.
     """
-    ordered = turns.masked_fill(~exists, torch.inf).contiguous()  # increasing
+    # searchsorted requires ascending rows
+    ordered = turns.masked_fill(~exists, torch.inf).contiguous()
     numbers = torch.arange(turn_rewards.shape[1], dtype=ordered.dtype)
     numbers = numbers.expand(turn_rewards.shape).contiguous()  # [R, K]
     last = (torch.searchsorted(ordered, numbers, right=True) - 1).clamp(min=0)  # [R, K]

@@ -1,9 +1,9 @@
 """Gradients of weights in float32 while everything else stays in bfloat16.
 
 A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
-round every micro-batch's gradient of every weight to 8 bits, 0.16 % of it, and the gradient would
-depend on the split. The layers here compute the same and return that gradient before it is rounded;
-`Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) lets the parameters keep it in float32.
+round every micro-batch's weight gradients to the 8 bits of bfloat16 (0.16 %), and the total would
+depend on the split. The layers here compute the same outputs, but return their weight gradients
+without rounding. `Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) keeps them in float32.
 
 N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
 """
@@ -28,12 +28,12 @@ def keep_weight_gradients(model: nn.Module) -> None:
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
     """Return grads [N, O] transposed times inputs [N, I], at least in float32.
 
-    With `total` [O, I] the product is added to it in place.
+    If `total` [O, I] is given, add the product to `total` in place.
     """
     exact = torch.promote_types(inputs.dtype, torch.float32)
     how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
-        # The fast units of a GPU take bfloat16 and return float32.
+        # A GPU's tensor cores multiply bfloat16 and return float32.
         factors, how = (grads.to(inputs.dtype).T, inputs), {"out_dtype": exact}
     else:
         factors, how = (grads.to(exact).T, inputs.to(exact)), {}
@@ -51,9 +51,9 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_inputs, of_weight, _ = ctx.needs_input_grad
-        # As torch's own layer: a frozen weight (LoRA) needs no inputs for the backward pass.
+        # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast in here, because the backward pass of autograd's cast would round the gradient.
+        # Cast inside this function, because autograd's own cast would round the gradient.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 
@@ -97,5 +97,5 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        padding = -1 if self.padding_idx is None else self.padding_idx  # its row gets no gradient
+        padding = -1 if self.padding_idx is None else self.padding_idx  # this row gets no gradient
         return _EmbeddingFunction.apply(input, self.weight, padding)

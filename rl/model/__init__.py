@@ -1,1 +1,1 @@
-"""Models on disk and in memory: tiny, pretrained, tokenizer, LoRA."""
+"""Models on disk and in memory: pretrained, tiny, tokenizer, LoRA."""

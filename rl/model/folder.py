@@ -1,4 +1,4 @@
-"""What a folder with a model in Hugging Face form contains, read without loading the weights."""
+"""Functions that inspect a model folder in Hugging Face format without loading the weights."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# Heads that predict no next token. Any other name is left to transformers.
+# Architectures with these endings do not predict the next token. transformers checks all others.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -19,19 +19,19 @@ _OTHER_HEADS = (
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Return the files with weights."""
+    """Return the paths of the safetensors files in a model folder."""
     return folder.glob("*.safetensors")
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return False if the folder holds only a config, from which weights are drawn."""
+    """Return whether the folder contains weights; a new model's folder has only a config."""
     return any(weight_files(folder))
 
 
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
-    """Return the form of each tensor of a safetensors file, and where they start."""
+    """Return each tensor's header entry in a safetensors file, and the offset of the data."""
     with path.open("rb") as file:
-        # The length of the header in 8 bytes, the header, then the tensors.
+        # A file is the header's length in 8 bytes, the header as JSON, then the tensors.
         (length,) = struct.unpack("<Q", file.read(8))
         if length > os.fstat(file.fileno()).st_size:
             raise ValueError(f"{path} is cut off")
@@ -41,7 +41,7 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def listed_files(folder: Path) -> set[str] | None:
-    """Return the names of the weight files that the index lists, None without an index."""
+    """Return the names of the weight files in the index, or None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
@@ -49,14 +49,14 @@ def listed_files(folder: Path) -> set[str] | None:
 
 
 def missing_weights(folder: Path) -> str | None:
-    """Return the name of a missing file with weights, None if all are there."""
+    """Return the name of a missing weight file, or None if no file is missing."""
     if (listed := listed_files(folder)) is not None:
         return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
 
 
 def damaged_weights(folder: Path) -> str | None:
-    """Return the name of a file with weights that is cut off or not safetensors."""
+    """Return the name of a weight file that is truncated or not safetensors, or None."""
     for path in sorted(weight_files(folder)):
         try:
             forms, begin = header_of(path)
@@ -81,7 +81,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def _content(path: Path) -> str:
-    """Return a hash of a file, read in pieces because it may be larger than the memory."""
+    """Return a hash of a file, read in pieces because the file may be larger than the memory."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -90,20 +90,20 @@ def _content(path: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of the model in `source` except its weights, their index and its config.
+    """Copy a model folder's files except the weights, their index and config.json.
 
-    A link out of the folder is not copied: it could be any file of this machine, and users give
-    checkpoints away.
+    Links that leave the folder are not copied, because they could point to any file of this machine
+    and users share checkpoints.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
-        if copied and not leads_out(path) and not (folder / path.name).exists():
+        if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
 
-def leads_out(path: Path) -> bool:
-    """Return True for a link out of its folder, except the links within the hub's cache."""
+def links_outside(path: Path) -> bool:
+    """Return whether a link points out of its folder; links inside the hub's cache do not count."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
     homes = [home, home.parents[1] / "blobs"] if in_cache else [home]
@@ -111,7 +111,7 @@ def leads_out(path: Path) -> bool:
 
 
 def check_turn(max_tokens: int, max_seq_len: int) -> None:
-    """Raise ValueError if a turn could be as long as the whole row."""
+    """Raise ValueError unless a turn's limit is below max_seq_len, which includes the prompt."""
     if not 1 <= max_tokens < max_seq_len:
         raise ValueError(
             f"model.max_tokens={max_tokens}, model.max_seq_len={max_seq_len}: a turn must be "
@@ -120,7 +120,7 @@ def check_turn(max_tokens: int, max_seq_len: int) -> None:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the last names of a model folder's matrices, without embedding and head."""
+    """Return the module names of a model's matrices, without embedding and output head."""
     names = {
         tensor.split(".")[-2]
         for path in weight_files(model)
@@ -131,9 +131,9 @@ def linear_layers(model: Path) -> list[str]:
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model predicts no next token or its weights are quantised.
+    """Raise ValueError if the model is not a causal language model or its weights are quantised.
 
-    vLLM or the trainer would refuse it later, with a longer message.
+    vLLM or the trainer would fail later, with a longer message.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kinds = [str(kind) for kind in config.get("architectures") or ()]
@@ -147,6 +147,6 @@ def check_trainable(folder: Path) -> None:
     if quantised := config.get("quantization_config"):
         how = quantised.get("quant_method", "somehow")
         raise ValueError(
-            f"{folder} holds weights that are quantised ({how}), and what is trained must be "
-            "whole: use the model in bfloat16 that it was made from"
+            f"{folder} holds weights that are quantised ({how}) and cannot be trained: "
+            "use the bfloat16 model that they were made from"
         )

@@ -1,4 +1,4 @@
-"""Load a model in Hugging Face form, prepare its layers for training, and write one."""
+"""Load a model in Hugging Face format, prepare its layers for training, and save it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,13 +20,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-_LONGEST = 512  # tokens of a row; on longer rows the kernel in half precision is faster
+_LONGEST = 512  # tokens; for longer rows the half-precision kernel is faster
 
 
-def suit_cpu(model: PreTrainedModel) -> None:
-    """Make a model on a CPU compute attention in float32 if that is faster."""
+def use_float32_attention(model: PreTrainedModel) -> None:
+    """Make a model on a CPU compute the attention of short rows in float32, which is faster."""
     AttentionInterface.register(_NAME, _compute_attention)
-    # transformers finds the mask by the name of the attention.
+    # transformers looks up the mask function by the name of the attention function.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
 
@@ -34,7 +34,7 @@ def suit_cpu(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Return the attention in float32 for short rows in half precision.
+    """Compute the attention; convert short rows in half precision to float32.
 
     Queries, keys and values are [B, heads, T, head size].
     """
@@ -47,37 +47,37 @@ def _compute_attention(
 
 
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """Load a local model folder; one without weights is initialised from its config and `seed`."""
+    """Load a model folder; if it has no weights, draw them from its config and `seed`."""
     if holds_weights(folder):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
-        # Drawn in float32, so that a seed gives the same weights in any dtype, up to rounding.
+        # Draw in float32, so that a seed gives the same weights in every dtype, up to rounding.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
-        # Not the buffers, because rotary frequencies stay float32.
+        # Convert only the parameters, because the buffers (rotary frequencies) stay float32.
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     if not torch.cuda.is_available():
-        suit_cpu(model)
+        use_float32_attention(model)
     return model
 
 
 def recompute_layers(model: PreTrainedModel) -> None:
-    """Keep only the input of each layer for the backward pass."""
-    # Reentrant checkpoints lose the gradient if the embeddings are frozen (LoRA).
+    """Enable gradient checkpointing: store only each layer's input for the backward pass."""
+    # Reentrant checkpointing loses the gradient if the embeddings are frozen (LoRA).
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each layer for any number and length of rows; raise ValueError if there is none.
+    """Compile each layer for any number and length of rows; raise ValueError if no layer is found.
 
-    torch.compile compiles the first layer, and all other layers reuse the result. Names of weights
-    do not change. Embeddings, the chunked output head and DeepSpeed stay uncompiled.
+    torch.compile compiles the first layer, and all other layers reuse the result. The weights keep
+    their names. Embeddings, the chunked output head and DeepSpeed are not compiled.
     """
     layers = [
         module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
@@ -92,6 +92,6 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 def write_model(
     model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path, source: Path
 ) -> None:
-    """Write `weights` in the form of `model` to `folder`, with the tokenizer files of `source`."""
+    """Save `weights` to `folder` with the config of `model` and the tokenizer files of `source`."""
     model.save_pretrained(folder, state_dict=dict(weights))
     copy_tokenizer(source, folder)

@@ -1,9 +1,9 @@
-"""LoRA: small trained matrices beside frozen ones, arXiv:2106.09685 (conf/adapter).
+"""LoRA: small trained matrices beside frozen weights, arXiv:2106.09685 (conf/adapter).
 
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
-W is frozen, A is drawn from the run's seed, B is zero, so at first the model computes as before.
-peft puts its layers inside the transformers model, which keeps its class. Heavy imports are inside
+W is frozen. A is drawn from the run's seed and B starts at zero, so the initial model is unchanged.
+peft inserts its layers into the transformers model, which keeps its class. Heavy imports are inside
 functions, because the supervisor imports this module and must not import torch.
 """
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-_NAME = "default"  # peft's name of the one adapter there is
+_NAME = "default"  # peft's default name; a model has only one adapter
 _SAVED = f".modules_to_save.{_NAME}."
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """All weights are trained."""
+    """The absence of an adapter (adapter=none): all weights are trained."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
-        """Return the model as it is."""
+        """Return the model unchanged."""
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """Which layers get trained matrices, and of which size (conf/adapter/lora.yaml)."""
+    """A LoRA adapter: its layers and the size of their matrices (conf/adapter/lora.yaml)."""
 
     freezes_base: ClassVar[bool] = True
 
@@ -53,13 +53,12 @@ class LoRA:
     rslora: bool
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
-        """Freeze the model, put trained matrices of its dtype inside it, and return it.
+        """Freeze the model, insert trainable LoRA matrices of the model's dtype, and return it.
 
         Args:
-            model: of transformers, not sharded.
-            seed: of A; the same on all ranks.
-            base: name or folder of the model, for programs that load the adapter.
-
+            model: a transformers model that is not sharded.
+            seed: the seed for A, the same on all ranks.
+            base: name or folder of the model, stored for programs that load the adapter.
         """
         import torch
         from peft import LoraConfig, get_peft_model
@@ -74,15 +73,15 @@ class LoRA:
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():  # must not change the run's later random numbers
+        with torch.random.fork_rng():  # restores the random state afterwards
             torch.manual_seed(seed)
-            # No cast by peft, because DeepSpeed keeps float32 masters of what is trained.
+            # peft must not cast the matrices to float32, because DeepSpeed keeps float32 masters.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-        config.base_model_name_or_path = base  # peft has set the folder that it was loaded from
+        config.base_model_name_or_path = base  # replaces the path that peft has stored
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
     def _check(self, model: PreTrainedModel) -> None:
-        """Raise ValueError for names without a module, and for copies of tied weights."""
+        """Raise ValueError if a listed module is missing, or if its copy would untie weights."""
         names = [name for name, _ in model.named_modules()]
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
@@ -113,19 +112,19 @@ def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Return True if `LoRA.attach` was called on the model."""
+    """Return whether `LoRA.attach` was called on the model."""
     return any(hasattr(module, "_disable_adapters") for module in model.modules())
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Make the model compute as its base within the block, for passes without gradient.
+    """Disable the adapter inside the block; use this only for passes without gradient.
 
     Raises:
-        ValueError: without an adapter the base is the policy itself.
-
+        ValueError: the model has no adapter.
     """
-    # Not peft's own switch, which also turns gradients off and on and so disturbs DeepSpeed.
+    # Set peft's flag directly: peft's own method also changes requires_grad, which disturbs
+    # DeepSpeed.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     if not layers:
         raise ValueError("the model has no adapter to switch off: use adapter=lora")
@@ -140,7 +139,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def in_force(module: Any) -> nn.Module:
-    """Return the module, or the one that computes of an original and its trained copy."""
+    """Return the part of a modules_to_save module that computes now: original or trained copy."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -149,17 +148,17 @@ def in_force(module: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One tensor to write: the parameters it is made of, which must be gathered, and how."""
+    """The name of a tensor to write, the parameters to gather, and how to compute it from them."""
 
     name: str
     parts: list[nn.Parameter]
-    make: Callable[..., Tensor]  # takes the parts; returns a detached tensor, perhaps a view
+    make: Callable[..., Tensor]  # maps the gathered parts to a detached tensor or view
 
 
 def full_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield the weights of the model under its Hugging Face names, the adapter merged in.
+    """Yield a recipe for each weight under its Hugging Face name, with the adapter merged in.
 
-    The sum is float32 and rounded once, because a sum in bfloat16 would lose most of the update.
+    The sum is float32 and rounded once, because a bfloat16 sum would lose most of the update.
     """
     for name, parameter in model.named_parameters():
         owner, is_base, leaf = name.rpartition(".base_layer.")
@@ -175,7 +174,7 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
 
 
 def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield the trained tensors under the names of peft's adapter files."""
+    """Yield a recipe for each trained tensor under its name in peft's adapter files."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
@@ -199,7 +198,7 @@ def _merging(layer: Any) -> Callable[..., Tensor]:
 
 
 def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors, as peft and vLLM read them."""
+    """Write adapter_config.json and adapter_model.safetensors in the format of peft and vLLM."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -212,4 +211,5 @@ def adapter_form(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))  # sets are lists
+    # converts sets to lists
+    return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

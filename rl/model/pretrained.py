@@ -1,7 +1,7 @@
-"""A causal language model in Hugging Face form: a local folder, or a name on the hub.
+"""A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-The files are not copied. `prepare` checks them, or downloads them into huggingface_hub's cache,
-before vLLM and the trainer each fail with a message of their own.
+The files are not copied. `prepare` checks them or downloads them into huggingface_hub's cache,
+because vLLM and the trainer would report a missing file later and less clearly.
 """
 
 import re
@@ -20,16 +20,16 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import too_long
-from rl.model.folder import check_turn, damaged_weights, leads_out, missing_weights
+from rl.model.folder import check_turn, damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-IGNORE = ["*/*"]  # subfolders hold the same weights in other formats
+IGNORE = ["*/*"]  # subfolders contain the same weights in other formats
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """conf/model/hf.yaml: a model, and settings for its size."""
+    """A model from a folder or the hub, with settings for its size (conf/model/hf.yaml)."""
 
     path: str
     revision: str | None
@@ -48,14 +48,14 @@ class PretrainedModel:
             raise ValueError("model.path is empty: give a local folder or a name on the hub")
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
-        """Return the local folder of the model; nothing is copied to `folder`."""
+        """Check or download the model; return its folder. Nothing is written to `folder`."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if the model in a folder takes shorter rows; `group` names it."""
+    """Raise ValueError if max_seq_len exceeds the model's limit; the message names `group`."""
     if problem := too_long(local, max_seq_len, group):
         raise ValueError(problem)
 
@@ -65,13 +65,12 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
 
     Args:
         path: a local folder, or a name on the hub.
-        revision: on the hub; None for the newest.
-        group: the config group that names the model, for errors.
+        revision: branch, tag or commit on the hub; None for the newest.
+        group: the config group of the model, for error messages.
         config_only: download only config.json, and check no file.
 
     Raises:
-        ValueError: there is no such model, or files are missing.
-
+        ValueError: the model does not exist, or its files are missing or damaged.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -107,12 +106,12 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
             f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
             f"and {group}.revision (a private model needs HF_TOKEN)"
         ) from error
-    except OSError as error:  # the hub cannot be reached, or the disk is full
+    except OSError as error:  # the hub is unreachable, or the disk is full
         reason = reason_of(error, out_of_reach)
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
             "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "
-            "(with HF_HUB_OFFLINE=1 the hub is not asked)"
+            "(with HF_HUB_OFFLINE=1 the hub gets no request)"
         ) from error
     return Path(str(snapshot))
 
@@ -120,11 +119,11 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 def _check(folder: Path) -> None:
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
-        ("tokenizer.json", "save the tokenizer there, in its fast form, likewise"),
+        ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
     ):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} holds no {name}: {remedy}")
-        if leads_out(folder / name):
+        if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}: put a copy in its "
                 "place, because it is saved with the trained model"
@@ -143,9 +142,9 @@ def _check(folder: Path) -> None:
 
 
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached; None if it answers, even with an error.
+    """Return why the hub is unreachable, or None if it answers, even with an HTTP error.
 
-    The hub's own client retries for half a minute, and waits for ever if a connection hangs.
+    The hub's own client retries for half a minute, and waits forever if a connection hangs.
     """
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
@@ -157,5 +156,5 @@ def hub_problem() -> str | None:
 
 
 def reason_of(error: Exception, problem: str | None) -> str:
-    """Return what `hub_problem` has found, else the error of the hub's client."""
+    """Return the result of `hub_problem`, or if it is None the error of the hub's client."""
     return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

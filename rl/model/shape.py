@@ -19,32 +19,32 @@ _OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes from which memory is estimated."""
+    """The sizes of a model from which its memory use is estimated."""
 
-    vocab: int  # rows of the embedding
-    hidden: int  # of the residual stream
-    inner: int  # of the feed-forward layer, of all experts that a token uses
-    query: int  # heads times their size
-    key: int  # key-value heads times their size
-    layers: int  # of the decoder
-    parameters: int  # of the whole model
-    expert: int = 0  # inner size of one expert, 0 without experts
+    vocab: int  # number of rows of the embedding matrix
+    hidden: int  # width of the residual stream
+    inner: int  # width of the feed-forward layer, summed over the experts that a token uses
+    query: int  # number of heads times head size
+    key: int  # number of key-value heads times head size
+    layers: int  # number of decoder layers
+    parameters: int  # number of parameters of the whole model
+    expert: int = 0  # width of one expert's feed-forward layer; 0: no experts
 
     @property
     def embedding(self) -> int:
-        """Parameters of one matrix with a row per word."""
+        """The number of parameters of the embedding matrix."""
         return self.vocab * self.hidden
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
-        """Return the size of the keys and values of one row; vLLM's cache must hold one."""
+        """Return the bytes of one row's keys and values; vLLM's cache must hold one row."""
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB of a cache that holds at least one row."""
+        """Return the smallest key-value cache, in whole GiB, that holds one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return inputs and outputs of each matrix of a layer, under Llama's names."""
+        """Return the input and output width of each matrix of a layer, by Llama's module names."""
         return {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -57,14 +57,14 @@ class Shape:
 
 
 def bytes_of(dtype: str) -> int:
-    """Return the bytes of one number of this model.dtype."""
+    """Return the number of bytes of one value of this dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder; None if its config has other keys."""
+    """Return the sizes of the model in a folder, or None if its config lacks the expected keys."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    listed = listed_files(folder)  # the folder may hold a second copy of the weights
+    listed = listed_files(folder)  # other files may be a second copy of the weights
     counted = sum(
         math.prod(form["shape"])
         for path in weight_files(folder)
@@ -75,13 +75,13 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes from a config.json, and the number of `parameters` if it was counted."""
+    """Return the sizes in a config.json; `parameters` is the counted number, if known."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
     if not all(
         isinstance(config.get(key) or 0, int) for key in _OTHERS
-    ):  # a list has one per layer
+    ):  # lists (one value per layer) are unsupported
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)
     size = config.get("head_dim") or hidden // heads

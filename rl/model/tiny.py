@@ -1,8 +1,8 @@
-"""A Qwen3 small enough to train on two cores, built here: nothing is downloaded.
+"""A Qwen3 small enough to train on two cores, built locally without a download.
 
-Its tokens are the 256 bytes (the id of a byte is the byte) and Qwen3's special tokens, so it can
-write any text, byte by byte. The folder that `prepare` writes has no weights: the trainer draws
-them from config.json and the run's seed.
+Its tokens are the 256 bytes (the id of a byte is its value) and Qwen3's special tokens, so it can
+write any text byte by byte. The folder that `prepare` writes contains no weights, because the
+trainer draws them from config.json and the run's seed.
 """
 
 import json
@@ -17,8 +17,8 @@ from rl.config.annotations import Node
 from rl.model.folder import check_turn
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # ids 256, 257, 258
-# Not "special" in Qwen3: they stay in decoded text, where parsers find them.
+CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
+# Qwen3 does not mark these as special tokens, so that decoded text contains them for parsers.
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -28,7 +28,7 @@ MARKUP_TOKENS = (
     "</think>",
 )
 
-# Qwen3's format without thinking, as `renderers` writes it under the name "qwen3".
+# Qwen3's chat format without thinking, equal to the format of the renderer "qwen3".
 CHAT_TEMPLATE = r"""
 {%- set opening = messages[0] if messages and messages[0].role == 'system' else none %}
 {%- if tools %}
@@ -71,7 +71,7 @@ CHAT_TEMPLATE = r"""
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """conf/model/tiny.yaml: the sizes of the network and what suits a model of this size."""
+    """The network sizes and settings of the tiny model (conf/model/tiny.yaml)."""
 
     hidden_size: int
     num_layers: int
@@ -89,7 +89,7 @@ class TinyModel:
     warm_start: Node | None
 
     renderer: ClassVar[str] = "qwen3"
-    drawn_by_trainer: ClassVar[bool] = True  # its folder holds no weights
+    drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def __post_init__(self) -> None:
         check_turn(self.max_tokens, self.max_seq_len)
@@ -102,9 +102,9 @@ class TinyModel:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary positions need pairs")
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder`, all or none; return it.
+        """Write config, tokenizer and chat template to `folder` atomically; return the folder.
 
-        A folder that already holds this model is left as it is.
+        A folder that already contains this model is not changed.
         """
         files = self._files()
         if folder.is_dir() and any(folder.iterdir()):
@@ -117,8 +117,8 @@ class TinyModel:
             for name, content in files.items():
                 (fresh / name).write_text(content, encoding="utf-8")
             try:
-                fresh.rename(folder)  # replaces an empty folder, refuses a filled one
-            except OSError:  # another process was faster
+                fresh.rename(folder)  # replaces an empty folder, fails for a filled one
+            except OSError:  # another process created the folder first
                 self._check_same(folder, files)
         return folder
 
@@ -137,7 +137,7 @@ class TinyModel:
         config = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # 320; 265.. decode to ""
+            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # rounded up to 320
             "hidden_size": self.hidden_size,
             "intermediate_size": 3 * self.hidden_size,
             "num_hidden_layers": self.num_layers,
@@ -146,8 +146,8 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # The usual 0.02, and for words a rope_theta of 10^4, are wrong for so narrow a network:
-            # after 150 supervised steps it solves no word of reverse-text; with 0.08 and 100 it
+            # The usual values, 0.02 and rope_theta=1e4, fail for such a narrow network: after 150
+            # supervised steps it solves no word of reverse-text. With 0.08 and rope_theta=100 it
             # solves 23-53 % after 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
@@ -168,7 +168,7 @@ class TinyModel:
             "model_max_length": config["max_position_embeddings"],
             "chat_template": CHAT_TEMPLATE,
         }
-        # No temperature or top_p here: vLLM would take them as its defaults.
+        # Set no temperature or top_p here, because vLLM would use them as its defaults.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
         return {
             "config.json": _json(config),
@@ -179,7 +179,7 @@ class TinyModel:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer of bytes (BPE without merges) and Qwen3's special tokens."""
+    """Return a byte-level tokenizer (BPE without merges) with Qwen3's special tokens."""
     vocab = {letter: byte for byte, letter in enumerate(byte_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -190,9 +190,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _read(path: Path) -> Tokenizer:
-    """Return a tokenizer that has Qwen3's special tokens."""
+    """Load a tokenizer file; raise ValueError if it lacks a special token of Qwen3."""
     if not path.is_file():
-        raise ValueError(f"model.tokenizer={path}: no such file; null takes the tokenizer of bytes")
+        raise ValueError(f"model.tokenizer={path}: no such file; null uses the byte tokenizer")
     tokenizer = Tokenizer.from_file(str(path))
     special = (*CONTROL_TOKENS, *MARKUP_TOKENS)
     if missing := [token for token in special if tokenizer.token_to_id(token) is None]:
@@ -201,7 +201,7 @@ def _read(path: Path) -> Tokenizer:
 
 
 def byte_letters() -> list[str]:
-    """Return the letter by which byte-level BPE writes each byte: itself if printable."""
+    """Return the character that byte-level BPE writes for each byte: itself if printable."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

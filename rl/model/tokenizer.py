@@ -1,13 +1,13 @@
 """Load the renderer of a model folder, without torch or transformers.
 
 The rollouts process loads tokenizer.json with the `tokenizers` library and wraps it for the
-renderer. `renderers` imports in half a second; transformers would import torch and take five.
+renderer. `renderers` imports in half a second. transformers would import torch in five seconds.
 
 Thinking: every renderer keeps its family's defaults. For Qwen3 that is enable_thinking=True, which
 adds nothing to the prompt. The prompt ends after the assistant's role line, as in the templates of
 the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
-enable_thinking=False would put an empty think block into every prompt, which the first two were not
-trained on.
+enable_thinking=False would add an empty think block to every prompt, but the tiny model and
+Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
 
 import json
@@ -21,20 +21,19 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
-"""The families that `renderers` knows, which are the values of model.renderer."""
+"""The model families that `renderers` supports: the allowed values of model.renderer."""
 
-# By model_type of config.json, for fine-tunes with an unknown name. glm4_moe and deepseek_v3 have
-# several chat formats, so there the user must name the renderer.
+# The renderer by model_type of config.json, for fine-tunes with an unknown name. glm4_moe and
+# deepseek_v3 have several chat formats, so their users must set model.renderer.
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 
 
 class Tokenizer:
-    """tokenizer.json with the calls that a renderer makes (`renderers.Tokenizer`).
+    """The tokenizer in tokenizer.json, with the interface `renderers.Tokenizer`.
 
     Attributes:
         name_or_path: the model's name on the hub if it is known, else its folder.
-        eos_token_id, pad_token_id, unk_token_id: ids, or None where the model has none.
-
+        eos_token_id, pad_token_id, unk_token_id: ids, or None if the model has no such token.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,27 +52,27 @@ class Tokenizer:
             self._special_id(config.get(key)) for key in ("eos_token", "pad_token", "unk_token")
         )
 
-    def spell_special_tokens(self, spelled: bool = True) -> None:
-        """Encode special tokens that are written out in a text as text, or as those tokens."""
-        self._inner.encode_special_tokens = spelled
+    def encode_special_tokens_as_text(self, as_text: bool = True) -> None:
+        """Make `encode` treat special tokens in a text as plain text, or as tokens again."""
+        self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`."""
+        """Return the token ids of `text`."""
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of the tokens; invalid UTF-8 becomes U+FFFD."""
         return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of one token or a list of ids; unk_token_id if there is no such token."""
+        """Return the id of one token or a list of ids; an unknown token has the id unk_token_id."""
         if isinstance(tokens, str):
             token_id = self._inner.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_id(self, token: Any) -> int | None:
-        """Return the id of a special token of tokenizer_config.json: a string or a dict."""
+        """Return the id of a token of tokenizer_config.json, written as a string or as a dict."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
@@ -81,7 +80,7 @@ class Tokenizer:
 def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `keep_thinking` keeps that of earlier turns, too, even if the model's own template drops it.
+    `keep_thinking` keeps the thinking of earlier turns even if the model's own template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -89,15 +88,16 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no renderer is called {name!r}: {hint}there are auto, {_listed()}")
+        raise ValueError(f"no renderer is called {name!r}: {hint}choose auto, {_listed()}")
     config: Any = config_from_name(name)
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # Then the next prompt extends the sampled tokens, and nothing is rendered again.
+        # With all thinking kept, the next prompt extends the sampled tokens without rendering them
+        # again.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)
-    except AssertionError as error:  # a renderer misses a special token
+    except AssertionError as error:  # the tokenizer lacks a special token of the renderer
         raise ValueError(
             f"renderer {name!r} does not fit the tokenizer in {folder}: {error}; set "
             f"model.renderer to the model's own family: {_listed()}"
@@ -106,7 +106,7 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
     return renderer
 
 
-# Every element that a chat format may write, and messages without a special token.
+# A conversation with every element of a chat format; its messages contain no special token.
 _CONVERSATION: Any = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "How much is 2 + 3?"},
@@ -126,10 +126,10 @@ _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "obj
 
 
 def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
-    """Prevent a message that contains <|im_end|> from ending its turn and forging another.
+    """Encode messages as plain text, so that a written <|im_end|> cannot end its turn.
 
-    Only possible if the format writes special tokens by their ids. If it writes them as text, a
-    conversation without special tokens is rendered differently, and nothing is changed.
+    This is possible only if the renderer writes special tokens by id. If it writes them as text, a
+    conversation without special tokens would be encoded differently, so the tokenizer is restored.
     """
 
     def rendered() -> list[list[int]] | None:
@@ -145,19 +145,19 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
             return None
 
     before = rendered()
-    tokenizer.spell_special_tokens()
+    tokenizer.encode_special_tokens_as_text()
     if before is None or rendered() != before:
-        tokenizer.spell_special_tokens(False)
+        tokenizer.encode_special_tokens_as_text(False)
 
 
 def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of sampled tokens without special tokens, for turns that no parser reads."""
-    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every family keeps it there
+    """Return the text of sampled tokens without special tokens, for turns that are not parsed."""
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return `organisation/model` of a folder in the hub's cache, or from its config."""
+    """Return `organisation/model` from the hub cache's path or config.json, if known."""
     for part in reversed(folder.parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)
@@ -166,7 +166,7 @@ def hub_name(folder: Path) -> str | None:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the model's Jinja chat template, from its own file or from tokenizer_config.json."""
+    """Return the model's Jinja chat template, from chat_template.jinja or tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -179,7 +179,7 @@ def _family(folder: Path, model: str) -> str:
         return MODEL_RENDERER_MAP[model]
     model_type = _read_json(folder / "config.json").get("model_type")
     family = FAMILIES.get(str(model_type))
-    # Coder models and some fine-tunes share Qwen3's architecture but write tools as XML.
+    # Coder models and some fine-tunes share Qwen3's architecture but write tool calls as XML.
     if family == "qwen3" and "<function=" in (chat_template(folder) or ""):
         family = None
     if family is None:
@@ -199,7 +199,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class PlainParser:
-    """Reads a completion as text, for chat formats that `renderers` does not know.
+    """A parser that reads a completion as text, for chat formats that `renderers` does not support.
 
     Tool calls and thinking stay in the text, where an environment may parse them.
     """
@@ -214,7 +214,7 @@ class PlainParser:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """Return the ids of generation_config.json, else the tokenizer's end of text."""
+        """Return the stop token ids of generation_config.json, else the tokenizer's end of text."""
         return list(self._stops)
 
     def parse_response(
@@ -222,20 +222,20 @@ class PlainParser:
         token_ids: list[int],
         **_: Any,
     ) -> ParsedResponse:
-        """Return the whole text as content, without special tokens."""
+        """Return the whole text, without special tokens, as the content of the message."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return ParsedResponse(content=text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a whole completion."""
+        """Return the tokens of a completion, with a stop token at the end."""
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 
 
 def parser(folder: Path, name: str) -> Renderer:
-    """Return the family's renderer, or a parser of plain text if no family fits."""
+    """Return the renderer of the model's family, or a plain-text parser if no family fits."""
     try:
         return load_renderer(folder, name)
     except ValueError:
-        if name != "auto":  # the user named one
+        if name != "auto":  # the user chose a renderer
             raise
         return cast("Renderer", PlainParser(folder))

@@ -1,1 +1,1 @@
-"""What goes where: devices and cores for each process of a run, and the memory it will take."""
+"""The assignment of devices and CPU cores to the processes of a run, and their estimated memory."""

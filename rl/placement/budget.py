@@ -1,8 +1,8 @@
-"""Whether a plan fits the memory of its hosts and GPUs, and how much of it vLLM may take.
+"""Check that a plan fits the memory of its hosts and GPUs, and compute vLLM's share of a GPU.
 
-A plan that cannot fit is refused with the arithmetic, but only if 85 % of the estimate is too much,
-because estimates are up to 15 % off (docs/scaling.md). Memory that other programs use at the moment
-does not count, because they may end. The plan's page says where a plan takes more than that.
+Estimates are up to 15 % off (docs/scaling.md), so a plan is refused only if 85 % of its estimate is
+too much. The error shows the arithmetic. Memory that other programs use at the moment does not
+count, because they may end. The plan's page shows whether the full estimate fits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,10 @@ from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilizatio
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-OTHERS = 0.35 * GIB  # the rollouts process and the supervisor, on the first host
-_LEAST = 0.85  # of an estimate
-_LEFT_FREE = 0.03  # of a shared GPU
-_UNKNOWN_SHARE = 0.45  # of a shared GPU of unknown size
+OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
+_REFUSED_SHARE = 0.85  # refuse a plan only if this share of its estimate is too much
+_LEFT_FREE = 0.03  # share of a shared GPU that stays free
+_UNKNOWN_SHARE = 0.45  # vLLM's share of a shared GPU whose size is unknown
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
     "trainer.gradient_checkpointing=true or adapter=lora, use fewer processes on a machine "
@@ -28,7 +28,7 @@ _REMEDIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMemory:
-    """The memory of one rank, or of the processes of one vLLM."""
+    """The estimated memory of one trainer rank or of one vLLM replica."""
 
     name: str
     place: Place
@@ -36,7 +36,7 @@ class ProcessMemory:
 
 
 def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
-    """Return what every process of a plan takes."""
+    """Return the estimated memory of every process of a plan."""
     needs = [
         ("vLLM", place, vllm_need(run, shape, on_gpu=bool(place.devices)))
         for place in plan.inference
@@ -49,11 +49,10 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with the memory that vLLM may take.
+    """Return the run with the amount of memory that vLLM may use.
 
     Raises:
-        ConfigError: the run needs more memory than there is; names the options that lower it.
-
+        ConfigError: a host or GPU has too little memory; the message names options that need less.
     """
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
@@ -73,7 +72,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 
 
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
-    """Yield where the processes take more than there is, with the arithmetic."""
+    """Yield a message, with the arithmetic, for each GPU and host whose memory is too small."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -85,7 +84,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             }
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if _LEAST * taken > limit:
+            if _REFUSED_SHARE * taken > limit:
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
@@ -93,7 +92,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
                 )
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
-        if host.memory is not None and _LEAST * taken > host.memory:
+        if host.memory is not None and _REFUSED_SHARE * taken > host.memory:
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
@@ -103,13 +102,13 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
 
 
 def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
-    """Return the bytes that all processes take of a machine."""
+    """Return the bytes that all processes on a host use."""
     local = sum(process.need.on_host for process in processes if process.place.host == host)
-    return local + OTHERS * (host == 0)
+    return local + OTHER_PROCESSES * (host == 0)
 
 
 def _cache_gib(run: Run, shape: Shape) -> int:
-    """Return the GiB of vLLM's cache on a CPU: at least what one row needs."""
+    """Return the GiB of vLLM's cache on a CPU; raise ConfigError if one row does not fit."""
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
@@ -124,7 +123,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the share of a GPU that vLLM may take beside a rank; None if it has its own GPU."""
+    """Return the share of a GPU that vLLM may use, or None if no rank uses the same GPU."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
@@ -137,12 +136,12 @@ def _share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float |
 
 
 def arithmetic(name: str, need: Bytes) -> str:
-    """Return `trainer 10.3 = weights 0.8 + optimizer 4.9 + ...`, the largest term first."""
+    """Return e.g. `trainer 10.3 = weights 0.8 + optimizer 4.9 + ...`, the largest term first."""
     terms = sorted(need.items(), key=lambda item: -item[1])
     shown = " + ".join(f"{key} {gib(value)}" for key, value in terms if value >= 0.05 * GIB)
     return f"{name} {gib(sum(need.values()))} = {shown}"
 
 
 def gib(value: float) -> str:
-    """Return bytes in GiB."""
+    """Return a number of bytes as text in GiB."""
     return f"{value / GIB:.1f}"

@@ -1,17 +1,17 @@
-"""How much memory each process takes at its peak, from sizes and settings alone.
+"""Estimates of the peak memory of each process, from model sizes and settings.
 
     weights        one number per parameter, in the model's dtype
     gradients      float32, of the trained parameters
     optimizer      master weights and moments in float32, of the trained parameters
-    step           copies that exist while the optimizer works
-    activations    what a layer keeps of each token for the backward pass: the tensors that autograd
-                   saves in our layers and in transformers' layers (coefficients below)
-    logits         one chunk, forward or backward
+    step           copies that the optimizer makes during its step
+    activations    tensors that autograd saves per token for the backward pass, in our layers and in
+                   transformers' layers (coefficients below)
+    logits         the logits of one chunk, forward or backward
     push           the weights in memory while rank 0 sends them
     key-values     vLLM's cache
 
-Measurements added copies that DeepSpeed makes and, on a CPU, memory that the allocator keeps
-between passes (docs/scaling.md).
+The copies that DeepSpeed makes, and the memory that the allocator of a CPU keeps between passes,
+were measured (docs/scaling.md).
 """
 
 from collections.abc import Mapping
@@ -23,66 +23,67 @@ from rl.config.limits import value_of
 from rl.config.schema import Run
 from rl.model.shape import GIB, Shape, bytes_of
 
-Bytes = dict[str, float]  # purpose: bytes
+Bytes = dict[str, float]  # purpose -> bytes
 
-_RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels, on a CPU
-_CUDA_RUNTIME = 1.0 * GIB  # the CUDA context and NCCL's buffers, on the GPU
-_CUDA_HOST = 3.0 * GIB  # CUDA's libraries, in the machine's memory
-_SHORT = 512  # tokens of a row (rl/model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # activations, with the allocator's waste
+_RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels, for a rank on a CPU
+_CUDA_RUNTIME = 1.0 * GIB  # CUDA context and NCCL buffers, in GPU memory
+_CUDA_HOST = 3.0 * GIB  # CUDA's libraries take this much host memory
+_SHORT = 512  # tokens; longer rows use half-precision attention (rl/model/loading.py)
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors on the activations for allocator waste
 
-_VLLM_RUNTIME = 1.2 * GIB  # two processes on a CPU; libraries are counted once
-_VLLM_PER_WORKER = 0.6 * GIB  # of a tensor parallel group, whose workers are not forked
-# On a CPU a push leaves copies behind: one for the kernels, and memory that the allocator keeps.
+_VLLM_RUNTIME = 1.2 * GIB  # two processes on a CPU; their shared libraries count once
+# each tensor-parallel worker, which is not forked
+_VLLM_PER_WORKER = 0.6 * GIB
+# Factor: a push on a CPU leaves copies, one for the kernels and one that the allocator keeps.
 _VLLM_WEIGHTS_ON_CPU = 1.3
-_VLLM_CUDA_RUNTIME = 1.5 * GIB  # context, CUDA graphs, the largest forward pass
+_VLLM_CUDA_RUNTIME = 1.5 * GIB  # CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB
-_VLLM_UTILIZATION = 0.92  # share of a GPU, the default of vLLM 0.32
+_VLLM_UTILIZATION = 0.92  # vLLM 0.32's default share of a GPU
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Bytes per trained parameter under a ZeRO stage, in bfloat16 with float32 masters."""
+    """Bytes per trained parameter under a ZeRO stage, for bfloat16 with float32 master weights."""
 
     gradients: float
     step: float
-    shares_gradients: bool = False  # each rank holds a share
+    shares_gradients: bool = False  # each rank stores only its share of the gradients
     buffers: float = 0.0
 
 
-# Measured with one rank. torch's AdamW over one flat tensor makes two more tensors of that size.
+# Measured with one rank. torch's AdamW on one flat tensor allocates two more tensors of its size.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
     2: _Stage(gradients=4, step=12, shares_gradients=True),
     3: _Stage(gradients=4, step=12, shares_gradients=True, buffers=12),
 }
-_BUCKET = 5e8  # numbers: the largest buffer of DeepSpeed
+_BUCKET = 5e8  # numbers in DeepSpeed's largest buffer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Bytes by purpose: on the GPU, and in the machine's memory."""
+    """The memory of a process in bytes by purpose: on each GPU, and on the host."""
 
     device: Bytes
     host: Bytes
 
     @property
     def on_device(self) -> float:
-        """All bytes on the GPU."""
+        """The sum of all bytes on a GPU."""
         return sum(self.device.values())
 
     @property
     def on_host(self) -> float:
-        """All bytes in the machine's memory."""
+        """The sum of all bytes in host memory."""
         return sum(self.host.values())
 
 
 def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: bool) -> Need:
-    """Return what one rank takes at its peak; the `first` rank also pushes the weights."""
+    """Return the peak memory of one rank; the `first` rank also pushes the weights."""
     trained = trained_parameters(run, shape)
     states = _states(run, shape.parameters, trained, ranks)
-    if run.critic.get("optim"):  # a second trained model, whose head has a single row
+    if run.critic.get("optim"):  # the critic is a second trained model with a one-row head
         critic = _states(run, shape.parameters - shape.embedding, trained, ranks)
         states = {key: value + critic[key] for key, value in states.items()}
     work = {
@@ -90,7 +91,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         "logits": _logits(run, shape, ranks),
     }
     step = states.pop("step")
-    if on_gpu:  # the allocator reuses the memory of the passes for the step
+    if on_gpu:  # the allocator reuses the memory of the passes for the optimizer step
         work["activations"] = max(work["activations"], step - work["logits"])
     else:
         states["step"] = step
@@ -98,13 +99,13 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     compute = {**states, **work, "reference": copies}
     pushed = _pushed(run, shape) if first else 0.0
     if not on_gpu:
-        # A model that the trainer initialises exists in float32 first.
+        # A model that the trainer initialises first exists in float32.
         spare = _initialised(run, shape) - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # from the GPU to the file
+    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # copy from GPU to file
     return Need(
         device={"runtime": _CUDA_RUNTIME, **stays},
         host={"runtime": _CUDA_HOST, **moved, "push": pushed + copied},
@@ -112,7 +113,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
-    """Return what one vLLM takes at least; on GPUs, what it takes of each."""
+    """Return the minimum memory of one vLLM replica; on GPUs, the minimum per GPU."""
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
@@ -120,7 +121,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
     runtime = _VLLM_RUNTIME + (_VLLM_PER_WORKER * group if group > 1 else 0)
-    if run.transport.has("reader_copy"):  # the received weights lie beside the ones in use
+    if run.transport.has("reader_copy"):  # vLLM holds the received weights and its own weights
         weights *= 1 + 1 / _VLLM_WEIGHTS_ON_CPU
     cache = float(run.inference.cpu_kv_cache_gib or 1) * GIB * group
     return Need(
@@ -130,17 +131,17 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
 
 
 def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the keys and values of one row of max_seq_len: vLLM does not start with less."""
+    """Return the bytes of one full row's keys and values, the smallest cache that vLLM accepts."""
     return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
-    """Return the share of a GPU that vLLM takes."""
+    """Return the share of a GPU that vLLM uses."""
     return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
 
 
 def trained_parameters(run: Run, shape: Shape) -> int:
-    """Return how many numbers the optimizer changes."""
+    """Return the number of parameters that the optimizer changes."""
     if not run.adapter.freezes_base:
         return shape.parameters
     targets, layers = run.adapter.target_modules, shape.linear_layers()
@@ -154,12 +155,12 @@ def number_bytes(run: Run) -> int:
 
 
 def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
-    """Return what exists during the whole run, and what the step adds."""
+    """Return the bytes of weights, gradients, optimizer, and the optimizer's temporary copies."""
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment, and works in copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
     return {
         "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -169,7 +170,7 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
 
 
 def _tokens(run: Run, ranks: int) -> int:
-    """Return the padded tokens of the largest possible micro-batch."""
+    """Return the number of tokens, with padding, of the largest possible micro-batch."""
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
@@ -178,7 +179,7 @@ def _tokens(run: Run, ranks: int) -> int:
 def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     """Return the bytes that autograd keeps for the backward pass."""
     half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
-    # Per token and number of: residual stream, feed-forward layer, queries, keys.
+    # Bytes per token and unit of width: residual stream, feed-forward layer, queries, keys.
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),
@@ -187,19 +188,19 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     }[half, frozen]
     widths = (shape.hidden, shape.inner, shape.query, shape.key)
     layer = sum(c * w for c, w in zip(coefficients, widths, strict=True))
-    if half and not on_gpu and run.max_seq_len <= _SHORT:  # attention is in float32 here
+    if half and not on_gpu and run.max_seq_len <= _SHORT:  # float32 attention
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # the input of each layer, and one recomputed layer
+    if run.trainer.gradient_checkpointing:  # autograd keeps layer inputs and one recomputed layer
         kept = shape.layers * shape.hidden * number_bytes(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
 
 def _logits(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of a chunk's logits with their gradient, and of the head's gradient."""
+    """Return the bytes of one chunk's logits with their gradient, and of the head's gradient."""
     chunk = min(run.trainer.logprob_chunk, _tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
@@ -207,18 +208,18 @@ def _logits(run: Run, shape: Shape, ranks: int) -> float:
 
 
 def _num_references(run: Run) -> int:
-    """Return how many other models each rank holds; each counts as large as the policy."""
+    """Return the number of reference models on each rank; each counts as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0
-    # With an adapter, the base weights are the initial policy and need no copy.
+    # With an adapter, the frozen base weights are the initial policy, so no copy is needed.
     is_copied = not run.adapter.freezes_base
     nodes = references(config).values()
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)
 
 
 def _pushed(run: Run, shape: Shape) -> float:
-    """Return the bytes that a push holds; an adapter is merged into a copy of the weights."""
+    """Return the bytes that rank 0 holds during a push; an adapter needs a merged copy."""
     if not run.sampler.uses_vllm:
         return 0.0
     trained = trained_parameters(run, shape)
@@ -235,7 +236,7 @@ def _initialised(run: Run, shape: Shape) -> float:
 
 
 def _offloaded(run: Run, compute: Bytes) -> Bytes:
-    """Return what DeepSpeed keeps in the machine's memory (conf/deepspeed/zero3_offload*.yaml)."""
+    """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (
         ("offload_optimizer", ("optimizer", "gradients")),

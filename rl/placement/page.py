@@ -1,25 +1,24 @@
-"""The plan and its memory as a few lines for a terminal."""
+"""Format the plan and its memory as a table for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rl.model.shape import GIB
-from rl.placement.budget import OTHERS, ProcessMemory, gib, memory_of_host
+from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, gib, memory_of_host
 from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-_SHOWN = 0.05 * GIB  # smaller terms are left out
+_SHOWN = 0.05 * GIB  # the page omits smaller terms
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return a line for each group of similar processes, and one for the fullest machine.
+    """Return one line per group of similar processes, then notes on memory and unused GPUs.
 
     Args:
-        plan: where every process runs.
-        processes: the memory of each; None where the model's sizes are unknown.
-        hosts: what each machine has.
-
+        plan: the place of every process.
+        processes: the memory of every process; None if the model's sizes are unknown.
+        hosts: the hardware of every machine.
     """
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
@@ -34,16 +33,16 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    if processes is not None and not plan.on_gpus:  # else the column shows the memory of GPUs
+    if processes is not None and not plan.on_gpus:  # on GPUs the column shows GPU memory instead
         where = "host 0" if len(hosts) > 1 else ""
-        lines.append(("others", where, gib(OTHERS), "rollouts process, supervisor"))
+        lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
     a, b, c = (max(len(line[i]) for line in lines) for i in range(3))
     text = [f"{w:<{a}}  {x:<{b}}  {y:>{c}}  {z}".rstrip() for w, x, y, z in lines]
     return "\n".join([*text, *_notes(plan, processes or (), hosts)])
 
 
 def _kind(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[str, str]]:
-    """Return what neighbours on one line share: name, host, kind of device, memory."""
+    """Return the values that all processes on one line share: name, host, threads, memory."""
     name, place, need = entry
     threads = place.threads or 0
     where = "" if place.devices else f"{threads} thread{'s' * (threads != 1)}"
@@ -55,7 +54,7 @@ def _kind(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[s
 
 
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
-    """Yield the memory of the fullest machine, and the GPUs that the run does not use."""
+    """Yield a line for the memory of the fullest machine and a line for the unused GPUs."""
     if processes:
         taken, number = max((memory_of_host(processes, n), -n) for n in range(len(hosts)))
         host, name = hosts[-number], f"host {-number}, the fullest" if len(hosts) > 1 else "memory"
@@ -64,8 +63,8 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         now = f", of which {gib(free)} are free now" if free and taken > free else ""
         cards = f"; each GPU has {gib(host.device_memory)}" if host.device_memory else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
-        if host.memory and taken > host.memory:  # `fitted` refuses much larger excesses
-            yield "more than there is: it may fail (estimates are up to 15 % off, so it is allowed)"
+        if host.memory and taken > host.memory:  # `fitted` refuses only a larger excess
+            yield "more than the memory: the run may fail (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
         yield f"idle: GPU {names} (trainer.ranks=null inference.replicas=null use them all)"

@@ -1,11 +1,11 @@
-"""Which devices and cores each process of a run gets, or why that is impossible and what to do.
+"""Assign GPUs and CPU cores to each process of a run, or explain why that is impossible.
 
-    GPUs of all hosts    trainer ranks on the first, one each, vLLM's replicas on the last
-    one GPU              both share it (rl/placement/budget.py: how much each may take)
-    no GPU               both compute on cores: vLLM on all but one, the ranks on all but one
+    GPUs of all hosts    the first GPUs train, one rank each; vLLM's replicas use the last GPUs
+    one GPU              trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
+    no GPU               trainer and vLLM share the CPU cores: each uses all cores but one
 
-The result depends on the arguments alone. Counts that are null follow the devices: half of the GPUs
-train, and vLLM serves on the others.
+The result depends only on the arguments. Counts that are null follow the devices: half of the GPUs
+train, and vLLM uses the other half.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from typing import NoReturn
 from rl.config.schema import ConfigError, Run
 from rl.runtime.devices import Host
 
-Device = tuple[int, str]  # number of the host, name on it as in CUDA_VISIBLE_DEVICES
+Device = tuple[int, str]  # (number of the host, GPU's name as in CUDA_VISIBLE_DEVICES)
 _REMEDY = (
     "change trainer.ranks, inference.replicas or inference.tensor_parallel_size, or name the GPUs "
     "by trainer.devices and inference.devices (a GPU in both lists is shared)"
@@ -24,18 +24,18 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What one process has for itself."""
+    """The host, GPUs and CPU threads of one process."""
 
-    host: int  # its number among the hosts
-    devices: tuple[str, ...]  # the GPUs that it computes on; none on a CPU
-    threads: int | None  # CPU threads to compute with; None: no limit
-    # A rank sees the GPUs of all ranks of its host, as NCCL prefers. `local_rank` is its number
-    # within the host, and says which GPU is its own.
+    host: int  # number of the host, from 0
+    devices: tuple[str, ...]  # names of the GPUs that the process uses; empty on a CPU
+    threads: int | None  # number of CPU threads; None: no limit
+    # A rank sees the GPUs of all ranks of its host, because NCCL prefers that. `local_rank` is the
+    # rank's number on its host and selects its own GPU.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell the process its place."""
+        """Return the environment variables that set a process's GPUs, threads and local rank."""
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The places of a run's processes; `inference` is empty where the run starts no vLLM."""
+    """The places of all processes of a run; `inference` is empty if the run starts no vLLM."""
 
     inference: tuple[Place, ...]
     ranks: tuple[Place, ...]
@@ -59,7 +59,7 @@ class Plan:
         return any(place.devices for place in (*self.inference, *self.ranks))
 
     def is_shared(self, place: Place) -> bool:
-        """Return whether vLLM and a rank both compute on a GPU of this place."""
+        """Return whether vLLM and a trainer rank share a GPU of this place."""
         others = self.ranks if place in self.inference else self.inference
         return any(
             other.host == place.host and set(other.devices) & set(place.devices) for other in others
@@ -67,15 +67,14 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the places of a run's processes.
+    """Return the place of every process of a run.
 
     Args:
-        run: checked; its counts may be null.
-        hosts: what each machine offers, the supervisor's own machine first.
+        run: a checked config, whose counts may be null.
+        hosts: the devices and cores of each machine, the supervisor's machine first.
 
     Raises:
-        ConfigError: the processes do not fit; the message says what would.
-
+        ConfigError: the processes do not fit; the message names the options to change.
     """
     if any(host.devices for host in hosts):
         return _on_devices(run, hosts)
@@ -83,8 +82,8 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
         if (names := _names(node.devices)) is not None:
             _refuse(
                 f"{key}.devices={names}, but no GPU is visible here: leave it null to "
-                "compute on the CPU (nvidia-smi -L lists what the driver has, "
-                "CUDA_VISIBLE_DEVICES hides)"
+                "compute on the CPU (nvidia-smi -L lists the driver's GPUs, "
+                "CUDA_VISIBLE_DEVICES hides GPUs)"
             )
     return _on_cores(run, hosts)
 
@@ -94,7 +93,7 @@ def _names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Place replicas from the last host on and ranks from the first host on."""
+    """Place replicas on the hosts from last to first, and ranks on the hosts from first to last."""
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1
@@ -102,7 +101,7 @@ def _on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     rank_hosts = [rank * len(hosts) // num_ranks for rank in range(num_ranks)]
     inference = []
     for host in replica_hosts:
-        # vLLM binds each thread to a core; one core stays free for the rest of the run.
+        # vLLM binds each thread to a core. One core stays free for the other processes.
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))
@@ -110,7 +109,7 @@ def _on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
-    """Return a rank for each device; an empty name stands for the CPU of the host."""
+    """Return the place of one rank per device; an empty device name stands for the host's CPU."""
     places: list[Place] = []
     for host, name in devices:
         visible = tuple(other for where, other in devices if where == host and other)
@@ -130,8 +129,8 @@ def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[
 
 def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
     known = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
-    to_train, to_sample = _shares(run, known)
-    # A rank more than batch_size would have no rollout to train on.
+    to_train, to_sample = _split_gpus(run, known)
+    # With more ranks than batch_size, some rank would have no rollout to train on.
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
     if num_ranks > len(to_train):
         _refuse(
@@ -148,14 +147,14 @@ def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
     )
 
 
-def _shares(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the devices to train on and those to sample on, by default half each."""
+def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
+    """Return the GPUs for training and the GPUs for sampling, by default half each."""
     train = _named("trainer", _names(run.trainer.devices), known)
     if not run.starts_vllm:
         return train or known, []
     sample = _named("inference", _names(run.inference.devices), known)
     if train is None and sample is None:
-        return (known, known) if len(known) == 1 else _halves(run, known)
+        return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
         rest = [device for device in known if device not in (train or sample or ())]
         rest = rest or (known if len(known) == 1 else [])
@@ -169,8 +168,8 @@ def _shares(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     return train, sample
 
 
-def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the first devices for ranks and the last ones for vLLM."""
+def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
+    """Return the first GPUs for the trainer ranks and the last GPUs for vLLM."""
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
         train, sample = known[:ranks], known[ranks:]
@@ -178,7 +177,7 @@ def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
         half = len(known) - len(known) // 2
         count = run.inference.replicas or max(half // group, 1)
         groups = list(_groups(known, group))[-count:]
-        if not groups:  # _replicas refuses this and names the numbers
+        if not groups:  # `_replicas` raises the error with the numbers
             return known, known
         sample = [device for group in groups for device in group]
         train = [device for device in known if device not in sample]
@@ -189,7 +188,7 @@ def _halves(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
 
 
 def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
-    """Return vLLM's groups of devices; no group spans two hosts."""
+    """Return the place of each vLLM replica; no replica spans two hosts."""
     number, size = run.inference.replicas, run.inference.tensor_parallel_size
     groups = list(_groups(devices, size))
     if len(groups) < (number or 1):
@@ -212,13 +211,13 @@ def _groups(devices: Sequence[Device], size: int) -> Iterator[list[Device]]:
 
 
 def _named(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
-    """Return the devices with these names, on every host that has them."""
+    """Return the GPUs with these names on all hosts; raise ConfigError for an unknown name."""
     if names is None:
         return None
     available = list(dict.fromkeys(name for _, name in known))
     key = f"{group}.devices={names}"
     if not names:
-        _refuse(f"{key} leaves it no GPU: name some of {available}, or use null")
+        _refuse(f"{key} names no GPU: choose from {available}, or use null")
     if len(set(names)) < len(names):
         _refuse(f"{key} names a GPU twice: name each once")
     if missing := [name for name in names if name not in available]:

@@ -1,4 +1,4 @@
-"""Fill in the counts and flags that are null in the YAML because they follow the devices."""
+"""Set the counts and vLLM flags that are null in the YAML because they depend on the devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,16 +7,16 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# On a CPU there are no CUDA graphs, and vLLM's default is 128 sequences. On a GPU vLLM's own
-# defaults suit the card.
+# A CPU has no CUDA graphs, and vLLM's default there is 128 sequences. On a GPU vLLM's own defaults
+# are suitable.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
-# request that has a seed. An unsplit prompt is also rounded the same way every time.
+# request with a seed. An unsplit prompt also has the same rounding in every request.
 _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
-    """Return the run with the counts of its plan and the flags that suit its devices."""
+    """Return the run with the plan's counts of processes, and vLLM flags that suit its devices."""
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
@@ -26,8 +26,9 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return an inference node with the vLLM flags that suit its devices and the sampler."""
-    if not isinstance(inference.get("args"), Mapping):  # the run does not start this server
+    """Return the inference config with the vLLM flags that suit the devices and the sampler."""
+    # the run uses a server that it does not start
+    if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
     given = {key: value for key, value in inference["args"].items() if value is not None}
     names = {_flag(key) for key in given}
@@ -38,7 +39,7 @@ def with_device_flags(
 
 
 def _flag(key: object) -> str:
-    """Return the flag that a key turns on or off."""
+    """Return the name of the vLLM flag that a config key sets; `no_` and `--` are removed."""
     name = str(key).removeprefix("--").replace("-", "_")
-    # After a dot follows a key of a JSON option, and a plus appends to a list.
+    # Drop the key of a JSON option (after a dot) and the plus that appends to a list.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

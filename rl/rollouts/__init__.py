@@ -1,1 +1,1 @@
-"""Process: admission, buffer, credit, plan. `python -m rl.rollouts <run folder>`, no torch."""
+"""Package of the rollouts process, which samples and plans batches without torch."""

@@ -1,4 +1,4 @@
-"""The rollouts process: python -m rl.rollouts <run folder>, no torch."""
+"""The rollouts process, without torch: python -m rl.rollouts <run folder>."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ from rl.sampling.watchdog import Watchdog
 def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # names the environment of a mixture, whose expert chooses what to show
+        example: Example,  # only selects the environment, whose expert provides the prompts
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
@@ -58,15 +58,14 @@ def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) 
 
 
 def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
-    """Return the environments whose reference sees hints.
+    """Return the names of environments whose reference model sees hints.
 
     Raises:
-        ValueError: one of their examples has no hint.
-
+        ValueError: an example of such an environment has no hint.
     """
     hinted: set[str] = set()
     for pool in pools:
-        # The order refuses an empty pool.
+        # Empty pools are skipped here, because ExampleOrder.begin raises the error.
         if pool.examples and sees_hint(run.plain(), name := pool.examples[0].env):
             hinted.add(name)
             for example in pool.examples:
@@ -100,7 +99,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # before FittingExamples, which measures what is read
+            hinted = _hinted(run, env, pools)  # first, because FittingExamples measures each prompt
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
             watchdog = stack.enter_context(Watchdog(status.set))
@@ -136,7 +135,7 @@ async def main(run_folder: RunFolder) -> None:
             *(run, run_folder, dispatcher, status, tally, evaluator),
             replicas if sampler.uses_vllm else None,
         )
-        # Last, so that a rank which can connect finds everything else ready.
+        # The last step of the setup, so that a connected rank finds all services ready.
         await stack.enter_async_context(service.listening(os.environ.get(LISTEN_VARIABLE)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
@@ -149,5 +148,5 @@ if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_open_files()  # a connection to vLLM for every rollout in flight
+        raise_open_files()  # every rollout in flight has a connection to vLLM
         asyncio.run(main(run_folder))

@@ -15,7 +15,7 @@ from rl.evaluation.summary import (
 )
 from rl.records import Group, Rollout
 
-_MOST_TURNS = 8  # with a metric of their own
+_MAX_TURN_METRICS = 8  # number of turns that have separate reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
@@ -66,17 +66,17 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each reward by turn, over the rollouts that have the turn."""
+    """Return the mean of each named reward at each turn, over the rollouts with this turn."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, rewards in rollout.turn_rewards.items():
-            for turn, value in enumerate(rewards[:_MOST_TURNS]):
+            for turn, value in enumerate(rewards[:_MAX_TURN_METRICS]):
                 values[f"reward/{name}/turn_{turn}"].append(value)
     return {name: average(known) for name, known in values.items()}
 
 
 def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:
-    """Return the staleness [tokens] of each sampled token at this step."""
+    """Return the staleness [N] of the batch's N sampled tokens at this step."""
     versions = [
         row.token_versions[row.token_versions >= 0]
         for group in groups

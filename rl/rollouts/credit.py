@@ -2,13 +2,13 @@
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
-Rewards are split by turn. A reward that the environment gave for a turn belongs to that turn.
-Everything else belongs to the last turn: a reward for the whole episode, and what truncation and
-shaping changed. Most advantages read the rewards of whole episodes. An advantage that takes
-turns reads the rewards by turn, and each token gets the number of its turn.
+Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
+Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
+truncation and shaping. Most advantages use the rewards of whole episodes. An advantage by turn uses
+the rewards by turn, and each token gets the number of its turn.
 
-The environment's own reward stays in the rollout and in the metrics, so that runs with different
-shaping can be compared.
+The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
+different shaping can be compared.
 """
 
 import math
@@ -26,14 +26,13 @@ Truncation = Callable[[Rollout], Credit]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
-    """conf/reward: how rewards change before the advantage.
+    """The reward shaping of conf/reward, which changes rewards before the advantage.
 
     Attributes:
-        normalise_each: False: the weighted sum of the named rewards, then one advantage of it.
-            True: an advantage of each named reward, then their weighted sum, so that a reward with
-            a small spread counts as much as one with a large spread. GDPO, arXiv:2601.05242.
-        length_penalty: reward lost per completion token.
-
+        normalise_each: False: compute one advantage of the weighted sum of the named rewards. True:
+            compute an advantage of each named reward, then the weighted sum, so that rewards with
+            small and large spreads count equally. GDPO, arXiv:2601.05242.
+        length_penalty: reward subtracted per completion token.
     """
 
     normalise_each: bool
@@ -45,9 +44,8 @@ class Crediting:
     """Computes the credits of whole groups.
 
     Attributes:
-        weights_of: an example's reward weights.
-        per_turn: whether the advantage reads the rewards by turn.
-
+        weights_of: returns the reward weights of an example.
+        per_turn: whether the advantage uses the rewards by turn.
     """
 
     truncation: Truncation
@@ -61,21 +59,21 @@ class Crediting:
         weights = self.weights_of(example)
         credits = [self._shaped(rollout, weights) for rollout in rollouts]
         if self.shaping.normalise_each:
-            advantages = self._one_by_one(weights, rollouts, credits)
+            advantages = self._normalised_each(weights, rollouts, credits)
         else:
-            advantages = self._compared(credits)
+            advantages = self._advantages_of(credits)
         pairs = zip(credits, advantages, strict=True)
         return tuple(replace(credit, advantages=numbers) for credit, numbers in pairs)
 
     def _shaped(self, rollout: Rollout, weights: Mapping[str, float]) -> Credit:
         credit = self.truncation(rollout)
         if credit.reward is not None and self.shaping.length_penalty:
-            # After truncation, so that a reward which truncation set to 0 also pays for its length.
+            # After truncation, so that a reward that truncation set to 0 also gets the penalty.
             lost = self.shaping.length_penalty * rollout.num_completion
             credit = replace(credit, reward=credit.reward - lost)
         return replace(credit, turn_rewards=_by_turn(rollout, credit.reward, weights))
 
-    def _compared(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
+    def _advantages_of(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
         """Return the advantages of one reward: one number per rollout, or one per turn."""
         if not self.per_turn:
             advantage = cast("Advantage", self.advantage)
@@ -91,24 +89,24 @@ class Crediting:
         pairs = zip(scored, advantages, strict=True)
         return [(0.0,) if rewards is None else tuple(numbers) for rewards, numbers in pairs]
 
-    def _one_by_one(
+    def _normalised_each(
         self, weights: Mapping[str, float], rollouts: Sequence[Rollout], credits: Sequence[Credit]
     ) -> list[tuple[float, ...]]:
-        """Return the weighted sum of each named reward's own advantages.
+        """Return the weighted sum of the separate advantages of all named rewards.
 
-        What truncation and shaping changed counts as one more reward, with weight 1.
+        The changes by truncation and shaping count as one more reward, with weight 1.
         """
         pairs = list(zip(rollouts, credits, strict=True))
-        # The rewards of an unscorable rollout may be NaN or infinite, so they are not read.
+        # The rewards of an unscorable rollout are not read, because they may be NaN or infinite.
         columns = [
-            (weight, [_alone(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
+            (weight, [_credit_of(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
             for name, weight in weights.items()
-            if weight  # because 0 x NaN is NaN
+            if weight  # skip weight 0, because 0 x NaN is NaN
         ]
-        changes = [_alone(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
+        changes = [_credit_of(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
         totals: list[tuple[float, ...]] = []
         for weight, column in [*columns, (1.0, changes)]:
-            shares = [tuple(weight * a for a in numbers) for numbers in self._compared(column)]
+            shares = [tuple(weight * a for a in numbers) for numbers in self._advantages_of(column)]
             totals = [
                 tuple(t + s for t, s in zip(total, share, strict=True))
                 for total, share in zip(
@@ -118,8 +116,10 @@ class Crediting:
         return totals
 
 
-def _alone(rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]) -> Credit:
-    """Return the credit of one reward by itself."""
+def _credit_of(
+    rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]
+) -> Credit:
+    """Return a credit with only this reward; unscorable rollouts stay unscorable."""
     own = None if credit.reward is None else reward
     return Credit(own, turn_rewards=_by_turn(rollout, own, weights))
 
@@ -127,10 +127,10 @@ def _alone(rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str
 def _by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
 ) -> tuple[float, ...]:
-    """Return what each turn earned: the weighted rewards given by turn; the last turn, the rest."""
+    """Return the reward of each turn: the weighted turn rewards, and the remainder at the last."""
     if reward is None:
         return ()
-    # At least one turn. Not `turns` alone, because an environment may have changed that number.
+    # At least one turn. `turns` alone is not enough, because an environment may have changed it.
     by_turn = [0.0] * max(1, rollout.turns, len(rollout.turn_lengths))
     for name, weight in weights.items():
         for turn, value in enumerate(rollout.turn_rewards.get(name, ()) if weight else ()):

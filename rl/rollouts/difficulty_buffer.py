@@ -1,4 +1,4 @@
-"""A buffer that rejects groups which teach little, by their rewards."""
+"""A buffer that rejects groups whose rewards show that they teach little."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,12 +12,11 @@ class DifficultyBuffer(FifoBuffer):
     """Rejects groups that teach little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference of the best and the worst shaped reward; with advantages by
-            turn, of the best and the worst advantage of one turn.
-        min_reward_variance: smallest variance of the shaped rewards.
-        min_reward: a group is too hard if its mean reward, the environment's own, is lower.
-        max_reward: a group is too easy if that mean is higher.
-
+        min_spread: smallest difference between the best and the worst shaped reward. For advantages
+            by turn: smallest difference between the advantages of one turn.
+        min_reward_variance: smallest variance of the shaped rewards; None: no limit.
+        min_reward: a group is too hard if its mean unshaped reward is lower; None: no limit.
+        max_reward: a group is too easy if its mean unshaped reward is higher; None: no limit.
     """
 
     ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
@@ -35,31 +34,31 @@ class DifficultyBuffer(FifoBuffer):
         self.min_reward, self.max_reward = min_reward, max_reward
 
     def why_useless(self, group: Group) -> str:
-        """Return the first reason that applies."""
+        """Return the first reason to reject the group, or an empty text."""
         if reason := super().why_useless(group):
             return reason
         if not any(credit.trains for credit in group.credits):
-            return "untrained"  # all were cut off, and truncation masks those
+            return "untrained"  # truncation masks every rollout
         mean = sum(group.rewards) / len(group.rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
-        # The shaped rewards, because advantages are computed from them.
+        # Advantages are computed from shaped rewards.
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
-        if max(map(_spread, _compared(group, shaped))) < self.min_spread:
+        if max(map(_spread, _values_to_compare(group, shaped))) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance
         return "low_variance" if least is not None and _variance(shaped) < least else ""
 
 
-def _compared(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
-    """Return the numbers in which the rollouts differ: rewards, or the advantages of each turn."""
+def _values_to_compare(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
+    """Return the sequences to compare: the rewards, or the advantages of each turn."""
     by_turn = [credit.advantages for credit in group.credits if credit.reward is not None]
     most = max(map(len, by_turn), default=0)
     if most < 2:
         return [shaped]
-    # The turns of equal rewards may have earned different advantages, which teach something.
+    # Rollouts with equal rewards may have different advantages in a turn, which teach something.
     return [[numbers[t] for numbers in by_turn if t < len(numbers)] for t in range(most)]
 
 

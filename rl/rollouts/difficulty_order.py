@@ -1,13 +1,13 @@
-"""Orders examples in three pools by how hard they were when they were last played.
+r"""Orders examples in three pools by the mean reward of the last group that played them.
 
     mean reward of the group >= easy_threshold  ->  easy    \
                              <= hard_threshold  ->  hard     >  each drawn by its weight
-    all others, and unplayed examples           ->  normal  /
+    between, and unplayed examples              ->  normal  /
 
-Only the last group of an example decides, because the policy changes: a reward of a hundred steps
-ago says little. A group that is played again after a resume counts once. Within a pool the example
-that was played longest ago comes next, so no example repeats before the rest of its pool. Like the
-difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
+Only the last group of an example counts, because the policy changes and old rewards say little. A
+group that is played again after a resume counts once. Each pool is a queue: the example that was
+played longest ago comes next, so no example repeats before the rest of its pool. This order is like
+the difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
 """
 
 import random
@@ -22,19 +22,18 @@ from rl.rollouts.example_order import ExampleOrder, Place
 
 _LEVELS = ("easy", "normal", "hard")
 
-_Queue = OrderedDict[int, None]  # positions; the example played longest ago comes first
+_Queue = OrderedDict[int, None]  # keys are positions; the example played longest ago comes first
 
 
 class DifficultyOrder(ExampleOrder):
-    """Easy, normal and hard examples, each as often as its weight says (conf/order/difficulty).
+    """Draws easy, normal and hard examples by weight (conf/order/difficulty).
 
-    A mixture draws the environment first, by its weights. Each environment has three pools.
+    For a mixture, the environment is drawn first, by its weight. Each environment has three pools.
 
     Attributes:
-        easy_threshold: an example is easy from this mean reward on, the environment's own.
-        hard_threshold: an example is hard up to this mean reward.
-        weights: of the three pools; an empty pool leaves its share to the others.
-
+        easy_threshold: an example is easy if its mean unshaped reward is at least this value.
+        hard_threshold: an example is hard if its mean unshaped reward is at most this value.
+        weights: weights of the three pools; non-empty pools share the weight of an empty pool.
     """
 
     ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
@@ -52,7 +51,7 @@ class DifficultyOrder(ExampleOrder):
         self.weights = {"easy": easy_weight, "normal": normal_weight, "hard": hard_weight}
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Begin with every example unplayed."""
+        """Set pools and seed; every example is unplayed."""
         super().begin(pools, seed)
         self.load({})
 
@@ -63,17 +62,17 @@ class DifficultyOrder(ExampleOrder):
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
         filled = {level: queue for level, queue in self._queues[pool].items() if queue}
         weights = [self.weights[level] for level in filled]
-        # If the weights of all examples are 0, draw them anyway: no batch would be worse.
+        # If all non-empty pools have weight 0, draw from them equally, so that there is a batch.
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # Unplayed examples are at the head of `normal`, and no other is put before them.
+        # Unplayed examples are always at the head of `normal`.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position
 
     def observe(self, place: Place, group: Group) -> None:
-        """Move the example to the pool of its mean reward; an unscorable group moves nothing."""
+        """Move the example to the pool of its mean reward; ignore an unscorable group."""
         if not group.rewards:
             return
         pool, position = place
@@ -89,7 +88,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return the played examples, by pool; the seed gives the order of the others."""
+        """Return the played examples by pool. The seed gives the order of unplayed examples."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]
@@ -100,16 +99,15 @@ class DifficultyOrder(ExampleOrder):
         return {"sizes": [len(pool.examples) for pool in self.pools], "played": played}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the pools.
+        """Restore the pools from the result of `state`.
 
         Raises:
             ValueError: the environment has other examples now.
-
         """
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
-                f"the checkpoint knows how hard {state['sizes']} examples are, and the environment "
+                f"the checkpoint was written with {state['sizes']} examples, but the environment "
                 f"has {sizes} now: a resumed run needs the examples that it began with"
             )
         played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]

@@ -1,11 +1,11 @@
-"""Starts groups as the policy advances and hands out complete batches.
+"""Starts groups as the policy advances and returns complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * groups_per_step + rejected
-                       |  starts group i at the order's next place: max_concurrent rollouts at once
+                       |  start group i at the next place of the order, max_concurrent rollouts
                        v
                     running ---> buffer ---> batch(step)   (rejected groups are replaced)
 
-This inequality is the whole off-policy rule. With max_staleness 0 no group starts before vLLM
+This inequality is the only off-policy rule. With max_staleness 0 no group starts before vLLM
 samples with the weights that the group will train. One condition variable wakes every waiting task
 after each change.
 """
@@ -30,21 +30,22 @@ GroupCredits = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 @dataclass
 class DispatcherState:
-    """What a checkpoint stores: which groups come next, and the states of buffer and order."""
+    """The state in a checkpoint: the groups that come next, and the state of buffer and order."""
 
     next_index: int = 0
-    pending: list[int] = field(default_factory=list)  # started, not yet trained on
-    places: list[Place] = field(default_factory=list)  # where each pending group plays
-    buffer: dict[str, Any] = field(default_factory=dict)  # its own state
-    order: dict[str, Any] = field(default_factory=dict)  # its own state
+    # indices of started groups that no batch has used
+    pending: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
+    buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
+    order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
 
 
 @dataclass
 class Dispatcher:
-    """Runs inside one asyncio loop.
+    """Starts groups and collects batches; all methods run in one asyncio loop.
 
     Attributes:
-        version: the policy version that vLLM samples with, shared with the chat; `publish` sets it.
+        version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
 
     """
@@ -66,7 +67,8 @@ class Dispatcher:
         self._changed = asyncio.Condition()
         self._replayed = deque(self.state.pending)  # groups of the interrupted run come first
         self._next_index = self.state.next_index
-        # As many as the batches so far hold, because pending groups start, and count, again.
+        # Only groups of earlier batches count, because pending groups are started and counted
+        # again.
         self._started = self.step * self.groups_per_step
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
@@ -74,13 +76,13 @@ class Dispatcher:
         self.buffer.load(self.state.buffer)
         self.order.load(self.state.order)
         self._next_step = self.step
-        self._running: dict[int, int] = {}  # group index -> version under which it started
+        self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
-        self._untrained: dict[int, Place] = dict(pending)  # groups that no batch has held yet
+        self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
         self._prospects = Prospects(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
-        """Start groups as they are admitted, until cancelled. Raises what a group raised."""
+        """Start groups when they are admitted, until cancelled. Raise the error of a group."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 async with self._changed:
@@ -88,7 +90,7 @@ class Dispatcher:
                     index = self._replayed.popleft() if self._replayed else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
-                    # Before the task exists, so that a draw in between knows of this group.
+                    # Before the task exists, so that a concurrent draw includes this group.
                     self._running[index] = version = self.version.number
                     if index not in self._untrained:
                         self._untrained[index] = self.order.next(index)
@@ -96,7 +98,7 @@ class Dispatcher:
 
     def _admits(self) -> bool:
         version = self.version.number
-        # A rejected group is in no batch, so one more may start in its place.
+        # No batch contains rejected groups, so each rejected group allows another group to start.
         limit = (version + 1 + self.max_staleness) * self.groups_per_step + self._num_rejected
         fits = (len(self._running) + 1) * self.group_size <= self.max_concurrent
         # A group larger than max_concurrent runs alone, because otherwise it would never start.
@@ -110,14 +112,14 @@ class Dispatcher:
         group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
             del self._running[index]
-            self._prospects.note(group)
+            self._prospects.record_group(group)
             self.order.observe(place, group)
             accepted = self.buffer.add(group)
-            over = self._prospects.offered(accepted=accepted, counts=self.buffer.rejected)
+            over = self._prospects.record_decision(accepted=accepted, counts=self.buffer.rejected)
             self._over = self._over or over
             if not accepted:
                 self._num_rejected += 1
-                del self._untrained[index]  # a resumed run does not play it again
+                del self._untrained[index]  # a resumed run does not play rejected groups again
                 self.on_rejected(group)
             self._changed.notify_all()  # another group may start, or a batch may be complete
 
@@ -128,11 +130,10 @@ class Dispatcher:
             self._changed.notify_all()
 
     async def batch(self, step: int) -> list[Group]:
-        """Wait for the groups of a step, and remove them from the buffer.
+        """Wait for the groups of a step and remove them from the buffer.
 
         Raises:
-            NoMoreBatches: no further group would teach anything, or the run is to stop.
-
+            NoMoreBatches: no further group would teach anything, or the run must stop.
         """
         drawn: list[Group] | None = None
 
@@ -148,7 +149,7 @@ class Dispatcher:
         async with self._changed:
             await self._changed.wait_for(ready)
         if drawn is None:
-            assert self._over is not None  # a complete batch is handed out unless stopped
+            assert self._over is not None  # `ready` returns True only with a batch or `_over`
             raise self._over
         for group in drawn:
             del self._untrained[group.index]
@@ -156,13 +157,13 @@ class Dispatcher:
         return drawn
 
     async def stop(self) -> None:
-        """Hand out no further batch, not even a complete one, because the run is to stop."""
+        """Return no further batch, not even a complete one, because the run must stop."""
         async with self._changed:
             self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
-        """Return what the next batch waits for, for the screen."""
+        """Return the progress of the next batch as text for the screen."""
         if self.version.number < 0:
             return "waiting for the first weights"
         num_ready = min(len(self.buffer), self.groups_per_step) * self.group_size
@@ -171,7 +172,7 @@ class Dispatcher:
         return f"batch {self._next_step}: {num_ready} of {batch_size} rollouts, {running} in flight"
 
     def checkpoint(self) -> DispatcherState:
-        """Return what a resumed run needs to continue with the next examples."""
+        """Return the state from which a resumed run continues with the next examples."""
         return DispatcherState(
             next_index=self._next_index,
             pending=sorted(self._untrained),

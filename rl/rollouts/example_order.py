@@ -1,14 +1,14 @@
-"""Chooses the example of the next group: conf/order, and the base class of custom orders.
+"""Base class and implementations of conf/order, which choose the example of the next group.
 
-    pools (weight, examples)        one per environment of a mixture
-      | draw a pool by weight       every order depends on seed and index alone
+    pools (weight, examples)        one pool per environment of a mixture
+      | draw a pool by weight       every order is deterministic, given the seed of the run
       v
     place (pool, position)          sequential: pass after pass, in the order of the data
                                     shuffled: pass after pass, each in another order
                                     difficulty: by rewards (rl/rollouts/difficulty_order.py)
 
-If a run stops, its resume plays the groups that were not trained on again, at the same places. The
-dispatcher stores these, so an order stores only what it learned.
+A resumed run plays the groups that were not trained on again, at the same places. The dispatcher
+stores these places, so an order stores only its statistics of observed groups.
 """
 
 import random
@@ -24,40 +24,38 @@ Place = tuple[int, int]
 
 
 class ExampleOrder:
-    """Base class of all orders. Its constructor takes the options of conf/order alone.
+    """Base class of all orders. Its constructor accepts only the options of conf/order.
 
     Attributes:
-        pools: the examples, by environment; `begin` sets them.
-        seed: of the run; `begin` sets it.
-
+        pools: the examples of each environment, set by `begin`.
+        seed: the seed of the run, set by `begin`.
     """
 
     pools: Sequence[Pool]
     seed: int
 
     def __new__(cls, **_options: object) -> Self:
-        """Raise ValueError if the order learns from groups and has no state for a resume."""
+        """Raise ValueError if a subclass observes groups but does not save and load its state."""
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load
         if cls.observe is not ExampleOrder.observe and forgets:
             raise ValueError(
-                f"{cls.__qualname__} observes groups and a resumed run would know nothing of them: "
-                "give it state() and load(), too"
+                f"{cls.__qualname__} observes groups, but a resumed run would lose its state: "
+                "define state() and load()"
             )
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Take the examples; called once, before the methods below.
+        """Set pools and seed; called once, before the methods below.
 
         Raises:
             ValueError: a pool is empty.
-
         """
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError("the environment has no training examples")
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`; called once for each, in increasing order."""
+        """Return the place of group `index`; called once per group, in increasing order."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
@@ -65,7 +63,6 @@ class ExampleOrder:
 
         Raises:
             ValueError: the place does not exist.
-
         """
         pool, position = place
         sizes = [len(pool.examples) for pool in self.pools]
@@ -77,36 +74,36 @@ class ExampleOrder:
         return self.pools[pool].examples[position]
 
     def observe(self, place: Place, group: Group) -> None:
-        """Learn from a finished group, even if the buffer rejects it; by default nothing.
+        """Update the order after a finished or rejected group; does nothing by default.
 
         After a resume the same group may be observed a second time.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, as plain values; by default nothing."""
+        """Return the state for a checkpoint as plain values; by default an empty dict."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; {} if the checkpoint holds nothing."""
+        """Restore the result of `state`; an empty dict if the checkpoint has no state."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics for each batch, logged as order/<name>; by default nothing."""
+        """Return metrics for each batch, logged as order/<name>; by default an empty dict."""
         return {}
 
 
 class SequentialOrder(ExampleOrder):
-    """Every pool from its first example to its last, pass after pass (conf/order/sequential)."""
+    """Plays each pool from the first to the last example, repeatedly (conf/order/sequential)."""
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Begin before the first group."""
+        """Set pools and seed, and reset the counters."""
         super().begin(pools, seed)
         self._random = random.Random(seed)
-        # Of group i: its pool, and how many groups of that pool came before.
+        # For each group: its pool, and the number of earlier groups of this pool.
         self._turns: list[tuple[int, int]] = []
         self._drawn = [0] * len(pools)
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`; it depends on seed and index alone."""
+        """Return the place of group `index`, which depends only on the seed and the index."""
         weights = [pool.weight for pool in self.pools]
         while len(self._turns) <= index:
             (pool,) = self._random.choices(range(len(weights)), weights)
@@ -122,10 +119,10 @@ class SequentialOrder(ExampleOrder):
 
 
 class ShuffledOrder(SequentialOrder):
-    """Every pool in another order at each pass (conf/order/shuffled)."""
+    """Plays each pool in a new random order at each pass (conf/order/shuffled)."""
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Begin before the first group."""
+        """Set pools and seed, and reset the counters and the shuffled positions."""
         super().begin(pools, seed)
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 

@@ -1,7 +1,7 @@
-"""Listens for trainer ranks: on a Unix socket, or on a port that asks each rank for the key.
+"""Accepts connections of trainer ranks on a Unix socket, or on a TCP port with a key.
 
-Over TCP the first message of a connection must be the run's key. Without it the process answers
-nothing and parses nothing.
+Over TCP the first message of a connection must be the run's key. Without the key the process closes
+the connection and does not parse its data.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from rl.runtime.network import Address
 from rl.wire import HEADER
 
 _KEY_TIMEOUT_S = 10.0
-_LONGEST_KEY = 1 << 10
+_MAX_KEY_BYTES = 1 << 10
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Serve ranks inside the block; if `host` is None, on the run's socket."""
+    """Serve ranks during the block, on the run's Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
         key = run_folder.private.key.read_bytes()
 
         async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await _knows(reader, key):
+            if await _sends_key(reader, key):
                 await serve(reader, writer)
             else:
                 writer.close()
@@ -41,16 +41,17 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     try:
         yield
     finally:
-        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for us.
+        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for this
+        # process.
         server.close()
 
 
-async def _knows(reader: asyncio.StreamReader, key: bytes) -> bool:
-    """Return whether a connection begins with the key, in time."""
+async def _sends_key(reader: asyncio.StreamReader, key: bytes) -> bool:
+    """Return whether a connection sends the run's key before the timeout."""
     try:
         async with asyncio.timeout(_KEY_TIMEOUT_S):
             size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]
-            sent = await reader.readexactly(size) if size <= _LONGEST_KEY else b""
+            sent = await reader.readexactly(size) if size <= _MAX_KEY_BYTES else b""
     except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return False
     return hmac.compare_digest(sent, key)

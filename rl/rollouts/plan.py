@@ -1,9 +1,9 @@
 """Splits one global batch into micro-batches for every rank.
 
-The token weights are computed here, over the whole batch, before it is split. The objective is the
+The token weights are computed here, over the whole batch, before the split. The objective is the
 sum of weight times loss over all micro-batches and ranks, so neither its value nor its gradient
-depends on the split. Every rank gets the same number of micro-batches, because each of them has
-collective operations.
+depends on the split. Every rank gets the same number of micro-batches, because each micro-batch
+runs collective operations.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ import numpy as np
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""(completion tokens of each rollout, its group) -> the weight of each of its tokens
+"""Function from (completion length of each rollout, its group) to its weight per token.
 
-An aggregation that takes turns gets the tokens of each turn of each rollout and returns a
-weight for each of them (losses/aggregation.py).
+An aggregation by turn gets the lengths of each rollout's turns and returns one weight per turn
+(losses/aggregation.py).
 """
 
 
@@ -26,28 +26,28 @@ weight for each of them (losses/aggregation.py).
 class WeightedRow(TrainingRow, PlannedColumns):
     """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
-    rollout_id: int  # position of its rollout in the batch
-    first_position: int = 0  # completion tokens of the rollout's rows before this one
+    rollout_id: int  # position of the row's rollout in the batch
+    first_position: int = 0  # completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
-    env: str = ""  # environment that it was played in
+    env: str = ""  # environment of the rollout
 
     @property
     def length(self) -> int:
-        """Tokens, prompt included."""
+        """The number of tokens, prompt included."""
         return len(self.token_ids)
 
     @property
     def has_advantage(self) -> bool:
-        """Whether an advantage of its tokens is not 0."""
+        """Whether any token has an advantage other than 0."""
         return bool(np.any(self.advantages))
 
 
 def weighted_row(
     row: TrainingRow, advantages: Sequence[float], token_weights: Sequence[float], **place: Any
 ) -> WeightedRow:
-    """Return a row with advantages and weights, each one number for all tokens or one per turn.
+    """Return a row with advantages and weights: one number for all tokens, or one per turn.
 
-    `place` has the fields of WeightedRow that say where the row belongs.
+    `place`: the fields of WeightedRow that locate the row in the batch.
     """
     return WeightedRow(
         **vars(row),
@@ -58,7 +58,7 @@ def weighted_row(
 
 
 def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
-    """Return the number [L] of each token: the only one, or that of its turn and 0 outside."""
+    """Return a number per token [L]: the only number, or the turn's number and 0 outside turns."""
     values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
     if len(numbers) > 1:
         values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
@@ -68,10 +68,10 @@ def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
 def weighted_rows(
     groups: Sequence[Group], aggregation: Aggregation, *, per_turn: bool = False
 ) -> list[WeightedRow]:
-    """Return the rows of a batch that train, with advantages and token weights.
+    """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weights rollouts, or turns if `per_turn`. If an episode forked into several
-    rows, they share one weight, which is computed from the tokens of all of them.
+    The aggregation weights rollouts, or turns if `per_turn`. The rows of a forked episode share one
+    weight, which is computed from the tokens of all these rows.
     """
     everything = [
         (group, rollout, credit)
@@ -80,7 +80,7 @@ def weighted_rows(
     ]
     group_ids = [i for i, group in enumerate(groups) for _ in group.rollouts]
     training = [i for i, (_, _, credit) in enumerate(everything) if credit.trains]
-    # Over all ranks at once, so that the split cannot change the weight of a token.
+    # Weights are computed for all ranks together, so that the split cannot change them.
     turns = [everything[i][1].turn_lengths for i in training]
     lengths = turns if per_turn else [sum(numbers) for numbers in turns]
     weights = aggregation(lengths, [group_ids[i] for i in training])
@@ -139,31 +139,31 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, balanced by tokens.
 
-    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least
-    one row. Rows without an advantage come last, in micro-batches of their own: most losses have
-    no gradient there, and a micro-batch without gradients need not go backward
+    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least one
+    row. Rows without an advantage come last, in separate micro-batches. Most losses have no
+    gradient there, and a micro-batch without gradients needs no backward pass
     (rl/learner/policy.py).
     """
     by_length = sorted(rows, key=lambda r: r.length, reverse=True)
-    loads = [0] * ranks  # tokens of each rank so far
+    loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for has_advantage in (True, False):
         kind = [row for row in by_length if row.has_advantage is has_advantage]
-        # `loads` is shared by both kinds, so that the second evens out what the first left.
-        packed = [_pack(share, tokens_per_micro_batch) for share in _deal(kind, loads)]
+        # The second kind of rows balances the ranks' tokens, because both kinds share `loads`.
+        packed = [_pack(share, tokens_per_micro_batch) for share in _assign_to_ranks(kind, loads)]
         count = max(len(bins) for bins in packed)
         for bins, stacked in zip(packed, micro_batches, strict=True):
-            _split_until(bins, count)
-            stacked += map(_stack, bins)
+            _split_to_count(bins, count)
+            stacked += map(_pad, bins)
     return [
-        # A batch without any row is still a step.
-        RankBatch(step=step, micro_batches=tuple(stacked or [_stack([])]), metrics=metrics)
+        # A batch without rows is still a step.
+        RankBatch(step=step, micro_batches=tuple(stacked or [_pad([])]), metrics=metrics)
         for stacked in micro_batches
     ]
 
 
-def _deal(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
-    """Deal the longest first, each to the rank with the fewest tokens so far; add to `loads`."""
+def _assign_to_ranks(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
+    """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
     shares: list[list[WeightedRow]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
@@ -176,7 +176,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
     """Return micro-batches of rows with similar lengths, so that there is little padding."""
     bins: list[list[WeightedRow]] = []
     for row in rows:
-        # Rows come longest first, so the first row of a micro-batch sets its width.
+        # Rows are sorted by length, so the first row of a micro-batch sets its width.
         if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
             bins[-1].append(row)
         else:
@@ -184,8 +184,8 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
     return bins
 
 
-def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the micro-batch with most rows until there are `count`; else add an empty one."""
+def _split_to_count(bins: list[list[WeightedRow]], count: int) -> None:
+    """Halve the largest micro-batch until there are `count`; if impossible, add empty ones."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:
@@ -196,9 +196,9 @@ def _split_until(bins: list[list[WeightedRow]], count: int) -> None:
         del fullest[half:]
 
 
-def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
-    """Return the rows padded on the right; without rows, one row in which no token counts."""
-    # At least two wide, because the first token of a row is not predicted.
+def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
+    """Return the rows padded on the right; without rows, one row of masked tokens."""
+    # Two or more columns, because the first token of a row is not predicted.
     shape = max(len(rows), 1), max((row.length for row in rows), default=2)
     columns = {name: np.full(shape, c.fill, c.dtype) for name, c in columns_of(MicroBatch).items()}
     for name, values in columns.items():
@@ -215,7 +215,7 @@ def _stack(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the same completion tokens after the prompts that a reference with hints sees.
+    """Return the rows with the prompts of a reference that sees hints, and completion masks.
 
     From the first completion token of a row on, the tokens are those of the policy's row.
     """

@@ -1,7 +1,7 @@
-"""Decides when sampling can stop because no further group would teach the policy anything.
+"""Decides when sampling must end because further groups would teach nothing.
 
 no rollout of the last groups could be scored        RolloutsFailed
-the buffer rejected many groups in a row             NoMoreBatches
+the buffer rejected many consecutive groups          NoMoreBatches
 """
 
 from collections import Counter, deque
@@ -12,34 +12,33 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-_HOPELESS_GROUPS = 16  # without one scorable rollout, which is more than bad luck
-_HOPELESS_BATCHES = 8  # of rejected groups in a row
+_MAX_UNSCORABLE_GROUPS = 16  # RolloutsFailed after this many groups without a reward
+_MAX_REJECTED_BATCHES = 8  # NoMoreBatches after this many batches of rejected groups
 
 
 class RolloutsFailed(RunFailed):
-    """No usable rollouts are produced; the message says why."""
+    """Error that no usable rollouts are produced; the message contains the reason."""
 
 
 @dataclass
 class Prospects:
-    """What is known of the newest groups."""
+    """Statistics of the newest groups, which detect that training cannot continue."""
 
     group_size: int
     groups_per_step: int
-    _num_rejected: int = 0  # groups in a row
+    _num_rejected: int = 0  # number of consecutive rejected groups
 
     def __post_init__(self) -> None:
-        window = max(self.groups_per_step, _HOPELESS_GROUPS) * self.group_size
+        window = max(self.groups_per_step, _MAX_UNSCORABLE_GROUPS) * self.group_size
         self._errors: deque[str] = deque(maxlen=window)
 
-    def note(self, group: Group) -> None:
-        """Take in a finished group.
+    def record_group(self, group: Group) -> None:
+        """Record the errors of a finished group.
 
         Raises:
             RolloutsFailed: none of the last rollouts could be scored.
-
         """
-        # A scorable rollout has no error, so the run continues if the window has a single one.
+        # A scorable rollout has no error, so one such rollout is enough to continue.
         self._errors.extend(rollout.error for rollout in group.rollouts)
         if len(self._errors) == self._errors.maxlen and all(self._errors):
             (error, count), *_ = Counter(self._errors).most_common(1)
@@ -48,14 +47,14 @@ class Prospects:
                 f"{count} of them: {error}"
             )
 
-    def offered(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
-        """Take in whether the buffer accepted a group; return why sampling ends, if it does.
+    def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
+        """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end.
 
-        `counts`: the groups rejected so far, by reason.
+        `counts`: the number of rejected groups by reason.
         """
         self._num_rejected = 0 if accepted else self._num_rejected + 1
-        # At least 64, because eight batches of one or two groups may be rejected by bad luck.
-        if self._num_rejected < _HOPELESS_BATCHES * max(self.groups_per_step, 8):
+        # The minimum is 64 groups, because a few small batches may be rejected by chance.
+        if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):
             return None
         in_all = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(

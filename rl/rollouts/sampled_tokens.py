@@ -1,7 +1,7 @@
-"""Chooses the rollouts whose tokens are recorded, and writes what was sampled of them.
+"""Chooses the rollouts whose tokens are recorded, and writes their sampled tokens.
 
-The trainer ranks record what an update computed for the same tokens. They know the ids of the
-recorded rollouts from `RankBatch.record_ids` (rl/runtime/token_files.py describes the files).
+The trainer ranks record the values that an update computes for the same tokens. `record_ids` of
+`RankBatch` contains the ids of these rollouts (rl/runtime/token_files.py describes the files).
 """
 
 import random
@@ -18,11 +18,10 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """conf/record.
+    """The token recording settings of conf/record.
 
     Attributes:
-        num_groups: groups per step, drawn at random; null: all, and those that the buffer rejected.
-
+        num_groups: random groups per step to record; None: all groups, rejected groups included.
     """
 
     num_groups: NonNegativeInt | None
@@ -31,11 +30,11 @@ class TokenRecord:
         """Return the groups of a step whose tokens are recorded."""
         if self.num_groups is None:
             return [*groups, *rejected]
-        # At random, because the first groups are the oldest, so always the stalest.
+        # Drawn at random, because the first groups are the oldest and have the stalest tokens.
         return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
 
     def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
-        """Return `RankBatch.record_ids` of a batch."""
+        """Return `RankBatch.record_ids`: one id per rollout, empty if it is not recorded."""
         if not recorded:
             return ()
         chosen = {group.index for group in recorded}
@@ -59,7 +58,7 @@ class TokenRecord:
             rows=[number for _, number, _ in keyed],
             lengths=[len(row.token_ids) for row in rows],
             columns={
-                # Without any row, the empty array gives the type.
+                # The empty array sets the dtype if there are no rows.
                 column.recorded_as: np.concatenate(
                     [np.empty(0, column.dtype), *(_recorded(row, name) for row in rows)]
                 )

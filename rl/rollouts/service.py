@@ -1,7 +1,7 @@
 """Serves the trainer ranks, shows progress and writes the rollouts. No torch.
 
-The trainer's calls: `next_batch` (a rank's share of a step), `publish` (vLLM has new weights),
-`evaluation` (the metrics of a version), `state` (what a checkpoint stores of this process).
+A rank's calls: `next_batch` (the rank's share of a step), `publish` (vLLM has new weights),
+`evaluation` (the metrics of a version), `state` (this process's state for a checkpoint).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 class RolloutService:
-    """Answers the trainer's calls; one instance, one loop."""
+    """The server for the calls of the trainer ranks; a process has one instance."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class RolloutService:
         self._rejected: list[Group] = []
         self._error: Exception | None = None
         self._broken = asyncio.Event()
-        self._num_ranks = 0  # that are connected
+        self._num_ranks = 0  # number of connected ranks
         dispatcher.on_rejected = self._rejected.append
 
     def listening(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Serve the ranks inside the block, on a Unix socket or on a port of the address `host`."""
+        """Serve the ranks during the block, on a Unix socket, or over TCP if `host` is given."""
         return listening(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it disconnects."""
         self._num_ranks += 1
-        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has ended
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has disconnected
             while True:
                 header = await reader.readexactly(HEADER.size)
                 data = await reader.readexactly(HEADER.unpack(header)[0])
@@ -75,7 +75,7 @@ class RolloutService:
         writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call; an error in it ends this process with its own report."""
+        """Return the answer to a call; after an error, `report` raises it in this process."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._value(call))))
         except NoMoreBatches as end:
@@ -83,13 +83,14 @@ class RolloutService:
         except Exception as error:
             self._error = self._error or error
             self._broken.set()
-            await asyncio.Event().wait()  # the rank waits until this process has ended
+            await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
             raise
 
     async def _value(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank to ask starts the plan, and the others share it. No rank is a step
-            # behind, because every update synchronises them, so the previous plan can go.
+            # The first rank to call starts the plan, and the other ranks share it. No rank is a
+            # step behind, because every update synchronises the ranks, so the previous plan can be
+            # dropped.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
             return (await self._plans[call.step])[call.rank]
@@ -121,7 +122,7 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # In a thread, while the batch is planned, so that rollouts in flight need not wait.
+        # In a thread, so that writing the file delays neither planning nor running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )
@@ -135,12 +136,12 @@ class RolloutService:
             tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
         )
-        await recording  # before the step is trained
+        await recording  # the file must exist before the step is trained
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
 
     def _write(self, step: int, groups: list[Group]) -> list[Group]:
-        """Write the rollouts of a step and of newly rejected groups; return these groups."""
+        """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
             json_line({"id": id, **trained_line(group, rollout, credit, used)})
@@ -154,14 +155,14 @@ class RolloutService:
         return rejected
 
     async def sample(self) -> None:
-        """Play groups and evaluate until an error ends the run; wait until the ranks have saved."""
+        """Play groups and evaluate. On an error, wait until the ranks have saved, then raise."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
         except* Exception as failure:
-            # First, because the supervisor shows the oldest report.
+            # Report first, because the supervisor shows the oldest report.
             report_failure(self._run_folder, "rollouts", failure)
             await self._dispatcher.stop()
             # When this process ends, the supervisor ends the ranks, even while they save.
@@ -171,9 +172,9 @@ class RolloutService:
             raise
 
     async def report(self) -> None:
-        """Show a few times a second what the next batch waits for.
+        """Show the progress of the next batch four times a second.
 
-        Raises what answering a rank raised, because asyncio would only log it.
+        Raises the error of a call from a rank, because asyncio would only log the error.
         """
         while True:
             self._status.set(self._dispatcher.progress())
@@ -186,7 +187,7 @@ class RolloutService:
 
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
-    """Return the line of a rollout in rollouts/*.jsonl; `used`: its group was not rejected."""
+    """Return a line of rollouts/*.jsonl; `used`: the buffer did not reject the group."""
     versions = [row.token_versions[row.completion_mask] for row in rollout.rows]
     return {
         "group": group.index,
@@ -203,7 +204,7 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
         "tokens": sum(len(v) for v in versions),
-        # Demonstrations have no version.
+        # Demonstrations have no policy version.
         "versions": sorted({int(v) for row in versions for v in row if v >= 0}),
         "used": used and credit.trains,
         "error": rollout.error,

@@ -1,4 +1,4 @@
-"""The vLLM replicas as the rollouts process sees them: which have the newest weights, how busy."""
+"""Routes the requests of the rollouts process to vLLM replicas with the newest weights."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from rl.inference.routes import PrefixCache, prefix_cache
 from rl.runtime.endpoint import request_restart
 from rl.runtime.folder import RunFolder
 
-_LOOK_EVERY_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 
 
 class ServingReplicas:
-    """Tells the router which replicas have the newest weights, and which are restarted."""
+    """Updates the router when replicas get new weights or are restarted."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode) -> None:
         self.router = Router(self._request_restart)
@@ -23,27 +23,27 @@ class ServingReplicas:
         self._caches: dict[Route, PrefixCache] = {}  # counters at the last call of `metrics`
 
     def _request_restart(self, replica: Replica, why: str) -> None:
-        # If the supervisor has restarted it already, the incarnation differs and nothing happens.
+        # After a restart by the supervisor the incarnation differs, and the request is ignored.
         request_restart(self._run_folder, replica.name, replica.incarnation, why)
 
     def publish(self, incarnations: Mapping[str, int]) -> None:
-        """Route requests to the replicas whose incarnation has the weights just published."""
+        """Route requests to the replicas whose incarnation has the newly published weights."""
         started = started_replicas(self._run_folder, self._inference)
         self.router.serve(r for r in started if incarnations.get(r.name) == r.incarnation)
 
     async def watch(self) -> None:
-        """Stop asking each replica that the supervisor restarts, until cancelled."""
+        """Remove each replica that the supervisor restarts from the router, until cancelled."""
         while not self._only_one:
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
             # In a thread, because the run folder may be on a slow disk.
             started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
             newest = {replica.name: replica.incarnation for replica in started}
             for route in self.router.routes:
                 if newest[route.replica.name] != route.replica.incarnation:
-                    self.router.lose(route, "it is being started again")
+                    self.router.lose(route, "the supervisor has restarted it")
 
     async def metrics(self) -> dict[str, float]:
-        """Return what each replica did since the last call; {} if there is only one."""
+        """Return each replica's metrics since the last call; an empty dict for a single replica."""
         if self._only_one:
             return {}
         started = started_replicas(self._run_folder, self._inference)

@@ -1,16 +1,16 @@
 """The credit of rollouts that a token limit cut off. No torch.
 
-    keep           nothing changes: the reward it got, all its tokens
-    mask           no token counts; the reward stays in the group's baseline
-    zero_reward    reward 0
-    mask_zero      both: no token counts, and its reward in the baseline is 0
+    keep           the rollout keeps its reward and trains on all its tokens
+    mask           no token is trained; the reward stays in the group's baseline
+    zero_reward    the reward is 0
+    mask_zero      no token is trained; the reward in the group's baseline is 0
     penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit;
-                   length is that of the longest turn, limit is the token limit of a turn
-    drop           no token counts, and the group's baseline leaves the rollout out
+                   length: tokens of the longest turn, limit: token limit of a turn
+    drop           no token is trained, and the group's baseline excludes the rollout
 
 The stop reason decides which rollouts were cut off: a turn reached its token limit, or the episode
-filled the context. Only `penalty` depends on the length, because it acts before the limit is
-reached. The limit is that of one turn, so many short turns have no penalty.
+filled the context. Only `penalty` depends on the length, because `penalty` starts below the limit.
+The limit applies to one turn, so many short turns have no penalty.
 """
 
 from dataclasses import replace
@@ -20,23 +20,23 @@ from rl.records import Credit, Rollout
 
 
 def keep(rollout: Rollout) -> Credit:
-    """Return the credit of a rollout that was not cut off."""
+    """Return a credit with the rollout's reward, even if the rollout was cut off."""
     return Credit(rollout.reward)
 
 
 def mask(rollout: Rollout) -> Credit:
-    """Train on no token of a rollout that was cut off; still compare the others with it."""
+    """Exclude the tokens of a cut-off rollout from training; keep its reward in the baseline."""
     return Credit(rollout.reward, trains=not rollout.stop_reason.truncated)
 
 
 def zero_reward(rollout: Rollout) -> Credit:
-    """Give a rollout that was cut off the reward 0."""
+    """Set the reward of a cut-off rollout to 0."""
     cut = rollout.stop_reason.truncated and rollout.reward is not None
     return Credit(0.0 if cut else rollout.reward)
 
 
 def mask_zero(rollout: Rollout) -> Credit:
-    """Train on no token of a rollout that was cut off; compare the others with reward 0."""
+    """Exclude the tokens of a cut-off rollout from training; use reward 0 in the baseline."""
     return replace(mask(rollout), reward=zero_reward(rollout).reward)
 
 
@@ -46,12 +46,11 @@ def penalty(
     """Return the credit with the soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13.
 
     Args:
-        rollout: any.
-        limit: tokens of a single turn at which the penalty is full; None: the token limit that the
-            sampler or the environment gave the turns. Without a limit there is no penalty.
+        rollout: the rollout, cut off or not.
+        limit: tokens of one turn at which the penalty reaches `weight`; None: the token limit of
+            the sampler or the environment. Without a limit there is no penalty.
         start: share of the limit up to which there is no penalty, below 1.
-        weight: the full penalty.
-
+        weight: the largest penalty.
     """
     most = rollout.turn_limit if limit is None else limit
     if rollout.reward is None or most is None:
@@ -62,5 +61,5 @@ def penalty(
 
 
 def drop(rollout: Rollout) -> Credit:
-    """Treat a rollout that was cut off as if it had never been sampled."""
+    """Exclude a cut-off rollout from training and from the group's baseline."""
     return Credit(None, trains=False) if rollout.stop_reason.truncated else keep(rollout)

@@ -1,1 +1,1 @@
-"""Folder, metrics, status, failures and children: shared by all processes of a run."""
+"""Modules that all processes of a run share: files, metrics, statuses, failures, children."""

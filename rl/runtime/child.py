@@ -1,10 +1,10 @@
 """Child processes that never outlive the supervisor.
 
-Each child has its own process group and a log file. Three mechanisms end it: leaving the context
-manager (TERM, wait, KILL to the whole group); the kernel's parent-death signal; and the reaper, a
-small process that reads from a pipe. When the supervisor dies, the pipe closes and the reaper ends
-every group that it was told about. vLLM needs the reaper, because its workers survive a KILL of
-their parent.
+Each child has its own process group and log file. Three mechanisms end children. The context
+manager sends TERM and later KILL to the group. The kernel sends the parent-death signal. The reaper
+is a small process that reads from a pipe. When the supervisor dies, the pipe closes, and the reaper
+ends every registered group. vLLM needs the reaper, because its workers survive a KILL of their
+parent.
 """
 
 import ctypes
@@ -22,11 +22,11 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
-_LIBC = ctypes.CDLL(None)  # load it before any fork, because loading takes locks
+_LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading acquires locks
 
 
 def last_lines(log: Path, count: int = 20) -> str:
-    """Return the end of a log file, with the last state of each progress bar."""
+    """Return the last lines of a log file, with only the last state of each progress bar."""
     if not log.exists():
         return "(no log yet)"
     with log.open("rb") as file:
@@ -36,21 +36,21 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Run in the child between fork and exec. Nothing here may take a lock."""
-    # A scheduler sends USR2 as a notice for the supervisor, and vLLM would die of it.
+    """Prepare the child between fork and exec. This code must not acquire locks."""
+    # Ignore USR2, because a scheduler sends it to warn the supervisor, but it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    # The kernel sends it when the forking thread ends, so fork in the main thread only.
+    # The kernel sends KILL when the forking thread ends, so fork only in the main thread.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
+    if os.getppid() != parent:  # the parent died before the prctl call
         os._exit(1)
 
 
 def group_alive(group: int) -> bool:
     """Return whether the group contains a process that is not a zombie."""
-    # killpg(group, 0) counts zombies, and in a container they may never be collected.
+    # killpg(group, 0) also counts zombies, which a container may never collect.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
-            # The name in parentheses may contain spaces and parentheses, so read behind it.
+            # The process name in parentheses may contain spaces and parentheses, so split after it.
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[2]) == group and fields[0] != "Z":
                 return True
@@ -58,13 +58,13 @@ def group_alive(group: int) -> bool:
 
 
 def ending(status: int | None) -> str:
-    """Describe an exit status. A KILL leaves no log, so name its likely cause."""
+    """Describe an exit status. Name the likely cause of KILL, because the log cannot contain it."""
     killed = " (killed, perhaps by the kernel because memory ran out)"
     return f"ended with status {status}{killed if status == -signal.SIGKILL else ''}"
 
 
 def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
-    """Send TERM to the process groups, wait, and send KILL to those that are left."""
+    """Send TERM to the process groups, wait, and send KILL to the groups that are still alive."""
     deadline = time.monotonic() + grace_s
     for sig in (signal.SIGTERM, signal.SIGKILL):
         for group in groups:
@@ -72,11 +72,11 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
                 os.killpg(group, sig)
         while time.monotonic() < deadline and any(group_alive(group) for group in groups):
             time.sleep(0.05)
-        deadline += 1.0  # after KILL, the kernel needs a moment to free much memory
+        deadline += 1.0  # after KILL, the kernel may need a second to free the memory
 
 
 class Reaper:
-    """A process that ends our process groups if the supervisor dies."""
+    """The handle of the reaper, a process that ends our process groups if the supervisor dies."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -87,35 +87,35 @@ class Reaper:
         return self
 
     def _start(self) -> None:
-        # Without site-packages and PYTHON* variables the reaper starts at once and cannot be
-        # broken by them. Children inherit no descriptors, so only this process holds the pipe.
+        # Without site-packages and PYTHON* variables the reaper starts fast and reliably. Children
+        # inherit no descriptors, so only this process keeps the pipe open.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
             bufsize=0,  # a buffer would be lost if this process is killed
-            start_new_session=True,  # a terminal sends Ctrl-C to its whole process group
+            start_new_session=True,  # so that Ctrl-C in the terminal does not reach the reaper
         )
         for group in self._groups:
-            self._tell(f"+{group}")
+            self._send(f"+{group}")
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # the reaper was killed; `ensure_alive` replaces it
             self._process.stdin.write(f"{line}\n".encode())
 
     def watch(self, group: int) -> None:
-        """End this process group if the supervisor dies."""
+        """Register a process group, which the reaper ends if the supervisor dies."""
         self._groups.add(group)
-        self._tell(f"+{group}")
+        self._send(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """Stop watching a group that has ended, because the kernel may reuse its number."""
+        """Unregister an ended process group, because the kernel may reuse its number."""
         self._groups.discard(group)
-        self._tell(f"-{group}")
+        self._send(f"-{group}")
 
     def ensure_alive(self) -> None:
-        """Start another reaper if this one was killed."""
+        """Start a new reaper if the current one was killed."""
         if self._process is not None and self._process.poll() is not None:
             self._start()
 
@@ -127,7 +127,7 @@ class Reaper:
 
 
 class Child:
-    """One child process and its descendants: a process group with a log file."""
+    """One child process with its descendants: a process group with a log file."""
 
     def __init__(
         self,
@@ -139,17 +139,14 @@ class Child:
         env: Mapping[str, str] | None = None,
         ends_on_term: bool = True,
     ) -> None:
-        """`ends_on_term=False` means that the process takes its first TERM for a scheduler's.
-
-        At the end it is killed; its descendants still get a TERM.
-        """
+        """If `ends_on_term` is False, the process survives TERM, so `end` kills it immediately."""
         self.ends_on_term = ends_on_term
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; its output is appended to the log."""
+        """Start the process and append its output to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -165,24 +162,24 @@ class Child:
 
     @property
     def group(self) -> int | None:
-        """The process group, None before the start and after the end."""
+        """The process group id; None before the start and after the end."""
         return None if self._process is None else self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, None while running, negative for a signal."""
+        """The exit status: None while the process runs, negative if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
     def tail(self) -> str:
-        """Return the end of its log."""
+        """Return the last lines of the log."""
         return last_lines(self.log)
 
     def kill(self) -> None:
-        """End the whole group; its exit status remains available."""
+        """End the whole process group; keep the exit status readable."""
         end_together([self])
 
     def end(self) -> None:
-        """End the whole group. Safe to call twice."""
+        """End the whole process group. Safe to call twice."""
         if self._process is None:
             return
         end_together([self])
@@ -199,13 +196,13 @@ class Child:
         self.end()
 
     def kill_leader(self) -> None:
-        """Kill the process itself, but not its descendants."""
+        """Kill only this process, not its descendants."""
         if self._process is not None:
             self._process.kill()
 
 
 def end_together(children: Sequence[Child]) -> None:
-    """End the groups of all children within one grace period."""
+    """End the process groups of all children in parallel."""
     for child in children:
         if not child.ends_on_term:
             child.kill_leader()

@@ -1,4 +1,4 @@
-"""The commit of this code, which every run records."""
+"""The git commit of this code, which every run records."""
 
 import subprocess
 from pathlib import Path
@@ -8,7 +8,7 @@ UNCOMMITTED = "+uncommitted"
 
 
 def commit_of(folder: Path = REPO) -> str:
-    """Return the checked-out commit of a folder, "" if the folder has none or git is missing."""
+    """Return the git commit of a folder, "" if the folder is no repository or git is missing."""
     head = _git(folder, "rev-parse", "HEAD")
     return f"{head}{UNCOMMITTED}" if head and _git(folder, "status", "--porcelain") else head
 

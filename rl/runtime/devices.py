@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-_MOST_FILES = 65_536  # kernel tables grow with the limit
+_MOST_FILES = 65_536  # bound for the file limit, because kernel tables grow with the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,14 +16,13 @@ class Host:
     """The resources of one machine.
 
     Attributes:
-        devices: GPUs, as CUDA_VISIBLE_DEVICES names them.
-        cores: physical cores that this process may use.
-        cpus: logical CPUs that this process may use.
-        num_threads: OMP_NUM_THREADS, None if it is not set.
-        memory: bytes of the machine, or the limit of this cgroup; None: unknown.
-        free_memory: bytes of `memory` that are free; None: unknown.
-        device_memory: bytes of the smallest GPU; None: unknown.
-
+        devices: GPU names, as in CUDA_VISIBLE_DEVICES.
+        cores: number of physical cores that this process may use.
+        cpus: number of logical CPUs that this process may use.
+        num_threads: value of OMP_NUM_THREADS, None if unset.
+        memory: bytes of host memory, limited by the cgroup; None if unknown.
+        free_memory: free bytes of `memory`; None if unknown.
+        device_memory: memory of the smallest GPU in bytes; None if unknown.
     """
 
     devices: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ def this_host() -> Host:
 def _memory(
     system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return the total and the free bytes of this machine, or of this cgroup if it has fewer."""
+    """Return the total and the free bytes of memory, limited by the machine and by the cgroup."""
     total = {key: int(value) << 10 for key, value in _numbers(system).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
@@ -68,13 +67,13 @@ def _memory(
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the numbers of a file whose lines are `name number`."""
+    """Parse a file whose lines are `name number` into a dictionary."""
     lines = [line.split() for line in _read(path).splitlines()]
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
 def gpu_memory(gpus: Sequence[str]) -> int | None:
-    """Return the bytes of the smallest of these GPUs by nvidia-smi, None if it fails."""
+    """Return the memory of the smallest of these GPUs in bytes, None if nvidia-smi fails."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     query += ["-i", ",".join(gpus)]
     try:
@@ -92,13 +91,13 @@ def _read(path: Path) -> str:
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, else those of the driver.
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
-    An installed nvidia-smi does not prove that there is a GPU, so the driver's files are counted.
+    Count the driver's files, because an installed nvidia-smi does not prove that a GPU exists.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*"))
-    if not numbers and (devices / "dxg").exists():  # in WSL
+    if not numbers and (devices / "dxg").exists():  # WSL has dxg instead of nvidia* files
         numbers = [0]
     if listed is None or not numbers:
         return [str(number) for number in numbers]
@@ -106,12 +105,12 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
 
 
 def visible_cores() -> list[int]:
-    """Return the logical CPUs that this process may use, those of one core side by side."""
+    """Return the logical CPUs that this process may use; CPUs of one physical core are adjacent."""
     return sorted(os.sched_getaffinity(0), key=lambda cpu: (core_of(cpu), cpu))
 
 
 def core_of(cpu: int) -> int:
-    """Return the lowest logical CPU of the same physical core, which identifies the core."""
+    """Return the lowest logical CPU of the same physical core, which serves as the core's id."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return int(path.read_text().replace("-", ",").split(",")[0])
@@ -120,7 +119,7 @@ def core_of(cpu: int) -> int:
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard limit; return the new limit."""
+    """Raise the soft limit of open files to the hard limit; return the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -129,6 +128,6 @@ def raise_open_files() -> int:
 
 
 def open_files() -> int:
-    """Return the soft limit of open files."""
+    """Return the soft limit of open files, at most _MOST_FILES."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, _MOST_FILES)

@@ -1,7 +1,7 @@
-"""The address of each server of a run, and which start of the process it belongs to.
+"""Endpoint files: the address of each server of a run and the number of its restarts.
 
-Each server has one small file. Only the supervisor starts processes, so a process that finds a
-server broken asks for a restart by a second file.
+Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
+server broken writes a restart request into a second file.
 """
 
 import json
@@ -17,12 +17,11 @@ from rl.runtime.network import Address
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One start of a server.
+    """The content of an endpoint file: the address of one start of a server.
 
     Attributes:
-        incarnation: the number of restarts before this start.
-        pid: of the server, or of the process that started it.
-
+        incarnation: number of restarts before this start.
+        pid: process id of the server, or of the process that started the server.
     """
 
     address: Address
@@ -30,7 +29,7 @@ class Endpoint:
     pid: int = 0
 
     def write(self, run_folder: RunFolder, process: str) -> None:
-        """Publish this start for the other processes."""
+        """Write the endpoint file, which the other processes read."""
         path = run_folder.endpoint_of(process)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"address": str(self.address), "incarnation": self.incarnation}
@@ -38,7 +37,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
-        """Return the newest start of a server, None if it does not listen yet."""
+        """Read the endpoint file of a server; return None if the server does not listen yet."""
         try:
             content = json.loads(run_folder.endpoint_of(process).read_text())
         except FileNotFoundError:
@@ -49,13 +48,13 @@ class Endpoint:
 
 
 def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: str) -> None:
-    """Ask the supervisor to replace this start of a process."""
+    """Write a restart request for one incarnation of a process, which the supervisor reads."""
     path = run_folder.restart_request_of(process)
     write_whole(path, json.dumps({"incarnation": incarnation, "why": why}))
 
 
 def restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
-    """Return why a process asked to replace this start, None if there is no such request."""
+    """Return the reason of a restart request for this incarnation, None without a request."""
     with suppress(FileNotFoundError):
         content = json.loads(run_folder.restart_request_of(process).read_text())
         if content["incarnation"] == incarnation:

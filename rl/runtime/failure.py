@@ -1,7 +1,7 @@
-"""The error that ended a process, as one message for the user.
+"""Failure reports: the error that ended a process, as one message for the user.
 
-The traceback goes to the log of the process. The message goes to <run>/failures/, where the
-supervisor finds it and shows the first one. The message of a user's error has no class name.
+The traceback is in the log of the process. The message is in <run>/failures/, and the supervisor
+shows the oldest message. Messages of ValueError and RunFailed omit the class name.
 """
 
 import json
@@ -18,17 +18,17 @@ from rl.runtime.text import strip_escapes
 
 
 class RunFailed(RuntimeError):
-    """The run cannot continue; the message is for the user."""
+    """The error that a run cannot continue. The message is for the user."""
 
 
 class OutOfTime(RunFailed):
-    """The run has reached its max_time, saved a checkpoint and ended; this is not a failure."""
+    """The end of a run by max_time, after a checkpoint was saved. This is not a failure."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error for the user."""
+    """Return the message of an error that the user sees, without terminal escapes."""
     while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]  # a task group wraps even a single error
+        error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return strip_escapes(str(error))
     return strip_escapes(f"{type(error).__name__}: {error}{place_of(error)}")
@@ -36,7 +36,7 @@ def message_of(error: BaseException) -> str:
 
 @contextmanager
 def reporting(run_folder: RunFolder, process: str) -> Iterator[None]:
-    """Turn an error of the block into a failure report and exit status 1."""
+    """Write a failure report and exit with status 1 if the block raises an error."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 the outermost frame of a process
@@ -46,7 +46,7 @@ def reporting(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 def report_failure(run_folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write why a process cannot continue, unless it has reported an error before."""
+    """Write the failure report of a process, unless a report already exists."""
     path = run_folder.failures / f"{process}.json"
     if path.exists():
         return
@@ -56,6 +56,6 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report {part, time, message} of processes whose names start with `of`."""
+    """Return the oldest report {part, time, message} of a process whose name starts with `of`."""
     reports = [json.loads(path.read_text()) for path in run_folder.failures.glob(f"{of}*.json")]
     return min(reports, key=lambda report: report["time"], default=None)

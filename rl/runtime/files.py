@@ -1,4 +1,4 @@
-"""Names of files, atomic files, private files, and lines of JSON."""
+"""Paths inside a folder, atomic and private writes, and files of JSON lines."""
 
 import json
 import math
@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-_DEEPEST = 64  # levels of nesting; json.dumps itself is limited by Python's stack
-_LONGEST_INT = 4300  # digits that Python converts to text
+_DEEPEST = 64  # maximum nesting; json.dumps alone is limited by Python's stack
+_LONGEST_INT = 4300  # maximum digits; Python does not convert longer integers to text
 
 
 class Inside:
-    """A file or folder with a fixed name: `Inside(name)` in a class with a `path`."""
+    """A descriptor: `Inside(name)` in a class with an attribute `path` returns path / name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -21,15 +21,15 @@ class Inside:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write to a temporary file and rename it, so that readers never see half of the text."""
+    """Write a temporary file and rename it, so that readers never see an incomplete text."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only the user can read; raise FileExistsError if it exists."""
-    # The file gets its mode on creation: until a later chmod, other users could open it.
+    """Write a new file that only the user can read. Raise FileExistsError if it exists."""
+    # Set the mode on creation, because other users could open the file before a later chmod.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
@@ -42,11 +42,11 @@ def remove(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
-        shutil.rmtree(path, ignore_errors=True)  # rmtree does not follow links either
+        shutil.rmtree(path, ignore_errors=True)  # rmtree does not follow links
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return one line of JSON and its end, whatever the record contains (see `plain`)."""
+    """Return the record as one line of JSON. `plain` converts values that JSON does not allow."""
     try:
         return json.dumps(record, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError):
@@ -54,7 +54,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines; return the record as a reader will see it."""
+    """Append a record to a file of JSON lines. Return the record as it will be read back."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -62,14 +62,14 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """Reads the complete lines of a file as it grows."""
+    """A reader that returns the new complete lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0  # bytes read so far, always the end of a line
+        self._offset = 0  # bytes up to the end of the last complete line that was read
 
     def read(self) -> list[bytes]:
-        """Return the complete lines since the last call; all lines if the file has shrunk."""
+        """Return the complete lines added since the last call; all lines if the file has shrunk."""
         try:
             with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -78,16 +78,16 @@ class LineTail:
                 content = file.read()
         except FileNotFoundError:
             return []
-        # The last line may be incomplete: the next call reads it.
+        # An incomplete last line remains for the next call.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.splitlines()
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return the value as JSON can represent it.
+    """Convert a value to types that JSON allows.
 
-    A number that is not finite becomes null. An object that JSON does not know becomes its repr.
+    A float that is not finite becomes null. An object of any other type becomes its repr.
     """
     if value is None or isinstance(value, bool | str):
         return value

@@ -1,4 +1,4 @@
-"""The files of a run: the only place that knows their names."""
+"""The paths of all files of a run. No other module contains these file names."""
 
 import json
 import re
@@ -16,37 +16,37 @@ _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 class ResumePoint:
     """The checkpoint that a resumed run starts from."""
 
-    step: int  # the next step, which is also the policy version
+    step: int  # the next step, which equals the policy version
     folder: Path
-    rollouts: dict[str, Any]  # state of the dispatcher
+    rollouts: dict[str, Any]  # saved state of the rollouts process
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths inside the folder of a run."""
+    """The paths of the files in a run folder."""
 
     path: Path
 
-    lock = Inside("lock")  # locked by the supervisor during the run; contains its process id
+    lock = Inside("lock")  # the supervisor locks this file during the run; contains its process id
     config = Inside("config.yaml")  # the resolved configuration
-    overrides = Inside("overrides.yaml")  # the overrides and the chosen file of each group
+    overrides = Inside("overrides.yaml")  # the command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
-    metrics = Inside("metrics.jsonl")  # one line per step
-    dropped_metrics = Inside("metrics.dropped.jsonl")  # lines of lost steps, which are repeated
-    rollouts = Inside("rollouts")  # every rollout, one file per step
-    dropped_rollouts = Inside("rollouts.dropped")  # those of lost steps, which are repeated
-    tokens = Inside("tokens")  # values of single tokens (token_files.py)
-    evaluations = Inside("evaluations")  # the rollouts of every evaluation
+    metrics = Inside("metrics.jsonl")  # one line of metrics per step
+    dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
+    rollouts = Inside("rollouts")  # all rollouts, one file per step
+    dropped_rollouts = Inside("rollouts.dropped")  # rollouts of steps that a resumed run repeats
+    tokens = Inside("tokens")  # values per token (token_files.py)
+    evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per version
     evaluated = Inside("rollouts.jsonl")  # the rollouts of `python evaluate.py`
     checkpoints = Inside("checkpoints")  # one folder per complete checkpoint
-    built_model = Inside("model")  # the initial model, where the run builds one
-    warm_start = Inside("warm-start")  # the run that trains the initial model; deleted afterwards
-    logs = Inside("logs")  # the output of each process
-    statuses = Inside("status")  # what each process is doing, one file per process
+    built_model = Inside("model")  # the initial model, if the run builds it
+    warm_start = Inside("warm-start")  # run folder of the warm start; deleted afterwards
+    logs = Inside("logs")  # one log file per process
+    statuses = Inside("status")  # the current activity of each process, one file per process
     warnings = Inside("warnings")  # the warnings of each process, one file per process
     failures = Inside("failures")  # the error that ended a process, one file per process
     endpoints = Inside("endpoints")  # the address of each server, one file per process
-    stop_request = Inside("stop")  # if it exists, the trainer saves a checkpoint and ends
+    stop_request = Inside("stop")  # while this file exists, the trainer saves a checkpoint and ends
     wandb_id = Inside("wandb_id.txt")  # the id of the run at Weights & Biases
     tensorboard = Inside("tensorboard")  # the event files of TensorBoard
     _model = Inside("model.txt")
@@ -61,13 +61,13 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains the configuration of a run or anything that a run records."""
+        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
         kept = (self.config, self.overrides, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
     @property
     def private(self) -> PrivateFolder:
-        """Sockets, keys and temporary files."""
+        """The folder with sockets, keys and temporary files."""
         return PrivateFolder(self.path / "sockets")
 
     def log_of(self, process: str) -> Path:
@@ -75,11 +75,11 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     def endpoint_of(self, process: str) -> Path:
-        """Return the file with the address of a server (endpoint.py)."""
+        """Return the file with the address of a server (see endpoint.py)."""
         return self.endpoints / f"{process}.json"
 
     def restart_request_of(self, process: str) -> Path:
-        """Return the file that asks the supervisor to restart a process."""
+        """Return the file that requests a restart of a process (see endpoint.py)."""
         return self.endpoints / f"{process}.restart"
 
     def rollouts_of(self, step: int) -> Path:
@@ -91,21 +91,21 @@ class RunFolder:
         return _in_new_folder(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
-        """Return the file in which `rollouts` or `trainer.rank0` records the tokens of a step."""
+        """Return the token file of a step, written by the process `rollouts` or `trainer.rank0`."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
     def clear_processes(self) -> None:
-        """Delete the files of the processes of an earlier start."""
+        """Delete the sockets, statuses, failures and endpoints that an earlier start left."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
         for path in left:
             remove(path)
-        # A process that was killed while it wrote or deleted a checkpoint leaves such a folder.
+        # A process that was killed while it wrote or deleted a checkpoint leaves a hidden folder.
         for path in self.checkpoints.glob(".step_*"):
             remove(path)
 
     def clear_preparations(self, but: str | None) -> None:
-        """Delete the files of a start that failed, unless the model's folder `but` is in them."""
+        """Delete the model and warm start of a failed start, unless they contain the path `but`."""
         kept = Path(but).expanduser().resolve() if but else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):
@@ -129,41 +129,41 @@ class RunFolder:
 
     @staticmethod
     def state_of(checkpoint: Path) -> Path:
-        """Return the file of a checkpoint with its step and the state of the rollouts process."""
+        """Return a checkpoint's state file: its step and the state of the rollouts process."""
         return checkpoint / "state.json"
 
     @staticmethod
     def export_of(checkpoint: Path) -> Path:
-        """Return the folder of a checkpoint with the model in Hugging Face's format."""
+        """Return a checkpoint's folder with the model in Hugging Face format."""
         return checkpoint / "hf"
 
     def exports(self) -> list[Path]:
-        """Return the models of the complete checkpoints, oldest first."""
+        """Return the exported models of the complete checkpoints, oldest first."""
         exports = map(self.export_of, self.complete_checkpoints())
         return [export for export in exports if export.is_dir()]
 
     def has_steps(self) -> bool:
-        """Return whether a run lies here: a step, an evaluation or a rollout of a search is done.
+        """Return whether a run has left metrics, a checkpoint, an evaluation or a prompt search.
 
-        A start that failed earlier leaves files too, but nothing that another start could lose.
+        The files that a failed start leaves are not results, so another start may replace them.
         """
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
         was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes no metrics
-        was_searched = self.evaluated.is_file()  # nor does optimize_prompt.py
+        was_searched = self.evaluated.is_file()  # optimize_prompt.py writes no metrics
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 
     def complete_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first. Incomplete ones have another name."""
+        """Return the complete checkpoints, oldest first. Incomplete names begin with a dot."""
         return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
 
     def num_saved_steps(self) -> int:
-        """Return the step of the newest complete checkpoint, 0 without one."""
+        """Return the step of the newest complete checkpoint, 0 if there is none."""
         complete = self.complete_checkpoints()
         return step_of(complete[-1]) if complete else 0
 
     def resumed(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint, None for a new run."""
+        """Return the newest complete checkpoint for a resume, None for a new run."""
         complete = self.complete_checkpoints()
         if not complete:
             return None
@@ -177,11 +177,10 @@ def _in_new_folder(path: Path) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return 12 for step_000012, .version_000012.jsonl or step_000012.trainer.rank0.parquet.
+    """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl.
 
     Raises:
         ValueError: the name contains no number.
-
     """
     number = _NUMBERED.match(path.name)
     if not number:
@@ -190,22 +189,22 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """Move rollouts from this step on to dropped_rollouts; delete their tokens and evaluations."""
+    """Move the rollouts of steps >= `step` aside; delete the steps' tokens and evaluations."""
     for path in _later(run_folder.rollouts, step):
-        # Append, because a step may be lost more than once.
+        # Append, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name
         dropped.parent.mkdir(exist_ok=True)
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # The step that trains from a version also repeats its evaluation. If the resumed run ends
-    # before that step, a remaining evaluation would pass for the result of the run.
+    # A resumed run repeats these evaluations. If the run ends earlier, an old evaluation would
+    # be mistaken for the run's result.
     for path in [*_later(run_folder.tokens, step), *_later(run_folder.evaluations, step)]:
         path.unlink()
 
 
 def _later(folder: Path, step: int) -> list[Path]:
-    """Return the files from this step on, incomplete ones included."""
+    """Return the files with numbers >= `step`, including incomplete files."""
     patterns = ("step", ".step", "version", ".version")
     numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]
     return [path for path in numbered if step_of(path) >= step]

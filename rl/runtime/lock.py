@@ -1,7 +1,7 @@
-"""A kernel lock on a run folder: one process at a time; the lock ends with its holder.
+"""The kernel lock that reserves a run folder for one process; the lock ends with the process.
 
-The file remains after the run. If it were removed, two processes could lock two files of one name.
-The process id inside it is valid only while the file is locked.
+The lock file remains after the run. If it were deleted, two processes could lock two files with the
+same name. The process id in the file is valid only while the file is locked.
 """
 
 import errno
@@ -16,18 +16,18 @@ from typing import IO
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
 
-# Errors of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
+# Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PATIENCE_S = 0.5  # a caller of `ensure_free` holds the lock for a moment
+_PATIENCE_S = 0.5  # seconds to wait, because `ensure_free` may hold the lock briefly
 _TICK_S = 0.02
 
 
 class FolderUnusable(RuntimeError):
-    """No run can use this folder; the message is for the user."""
+    """The error that a run cannot use its folder. The message is for the user."""
 
 
 class FolderInUse(FolderUnusable):
-    """Another process runs in this folder."""
+    """The error that another process is using the run folder."""
 
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
         super().__init__(
@@ -37,35 +37,34 @@ class FolderInUse(FolderUnusable):
 
 
 def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
-    """Raise FolderInUse if another process runs in this folder. Change nothing."""
+    """Raise FolderInUse if another process is using the run folder. Change no file."""
     with suppress(OSError), run_folder.lock.open("rb") as file:
-        # A shared lock, so that two callers do not block each other.
-        _take(run_folder, file, fcntl.LOCK_SH, patience_s)
+        # Use a shared lock, so that two callers of this function do not block each other.
+        _acquire(run_folder, file, fcntl.LOCK_SH, patience_s)
 
 
 @contextmanager
 def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Lock the folder while the block runs. Create the folder if it is missing.
+    """Lock the run folder while the block runs. Create the folder if it does not exist.
 
     Args:
-        run_folder: of the run.
-        undone_by: an error of this class means that nothing was started: a folder that this call
+        run_folder: the folder to lock.
+        undone_by: if the block raises this error, nothing was started, so a folder that this call
             created is deleted with its content.
 
     Raises:
         FolderUnusable: another process holds the lock, or the folder cannot be written.
-
     """
     above = run_folder.path.parents
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        # Mode "w" would truncate the holder's process id, and a buffer would be flushed at the end.
+        # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:
         raise _unwritable(run_folder, error) from error
     with file:
-        _take(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
+        _acquire(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
         try:
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
@@ -79,7 +78,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
 
 
 def _remove(made: list[Path]) -> None:
-    """Remove the first folder, then each parent that is empty."""
+    """Delete the first folder with its content, then each parent that is empty."""
     if made:
         remove(made[0])
         with suppress(OSError):
@@ -88,17 +87,17 @@ def _remove(made: list[Path]) -> None:
 
 
 def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:
-    remedy = "make room, or " if error.errno in FULL else ""
+    remedy = "free disk space, or " if error.errno in FULL else ""
     return FolderUnusable(
         f"{run_folder} cannot be written ({error.strerror}): {remedy}choose another output_dir"
     )
 
 
-def _take(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) -> None:
+def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     while True:
-        # A process loses its lockf lock when it closes any descriptor of the file, so use flock.
-        # Child processes do not keep the lock, because Python closes descriptors on exec.
+        # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
+        # Child processes do not inherit the lock, because Python closes descriptors on exec.
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,7 +106,7 @@ def _take(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) 
                 pid = file.read(32).decode(errors="replace").strip()
                 raise FolderInUse(run_folder, pid or "unknown") from None
             time.sleep(_TICK_S)
-        except OSError:  # this file system has no locks
+        except OSError:  # this file system does not support locks
             return
         else:
             return

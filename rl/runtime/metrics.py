@@ -1,10 +1,10 @@
-"""metrics.jsonl: the numbers of a run, one line per step.
+"""metrics.jsonl: the metrics of a run, one line per step.
 
     {"step": 12, "time": 1763640000.5, "train/reward": 0.61, "train/grad_norm": null, ...}
 
-`step` counts from 0, as in rollouts/step_000012.jsonl. A checkpoint is named after the number of
-finished steps, which is one more. `time` is when the line was written, in unix seconds. A number
-that is not finite is null. This file is always written, even if a logger such as wandb fails.
+`step` counts from 0, as in rollouts/step_000012.jsonl. A checkpoint's name contains the number of
+finished steps, which is `step` + 1. `time` is the time of writing in unix seconds. A value that is
+not finite is null. This file is always written, even if a logger such as wandb fails.
 """
 
 import contextlib
@@ -21,78 +21,78 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 
 _ROW = msgspec.json.Decoder(dict[str, int | float | None])
-Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; every value a number or None
+Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; values are numbers or None
 
 
 class MetricsFile:
-    """metrics.jsonl, open for appending."""
+    """The metrics.jsonl of a run, open for appending."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a")
-        # A killed run may leave half a line. End it, so that the next line stays separate.
+        # A killed run may leave an incomplete last line. End this line before appending others.
         if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
             self._file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Write one line and flush it. A value that is not finite becomes null."""
+        """Append one line and flush the file. A value that is not finite becomes null."""
         row: Row = {"step": step, "time": time.time()}
         row |= {name: finite(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Remove broken lines and the lines of later steps, which the run will repeat.
+        """Remove broken lines and the lines of steps after `step`, which the run will repeat.
 
-        The removed lines are appended to metrics.dropped.jsonl.
+        The removed lines of later steps are appended to metrics.dropped.jsonl.
         """
         self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
-        # Keep the removed lines first: after a crash a line may be there twice, but is never lost.
+        # Write the removed lines first, so that a crash may duplicate lines but never lose them.
         if dropped := [row for row in rows if row["step"] > step]:
             with self._run_folder.dropped_metrics.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)
         with aside.open("w") as kept:
             kept.writelines(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
             kept.flush()
-            os.fsync(kept.fileno())  # else the rename may reach the disk before the content
+            os.fsync(kept.fileno())  # write the content to disk before the rename
         aside.replace(self.path)
         self._file = self.path.open("a")
 
     def close(self) -> None:
-        """Close the file; appending afterwards is an error."""
+        """Close the file. A later `append` raises an error."""
         self._file.close()
 
 
 class MetricsTail:
-    """Reads metrics.jsonl as it grows."""
+    """A reader that returns the new lines of a growing metrics.jsonl."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
     def read(self) -> list[Row]:
-        """Return the readable lines since the last call."""
+        """Return the valid lines added since the last call."""
         return [row for line in self._tail.read() if (row := _parsed(line)) is not None]
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
-    """Return the lines of a run's metrics in order, without broken ones."""
+    """Return all valid lines of a run's metrics.jsonl, in file order."""
     return MetricsTail(run_folder).read()
 
 
 def _parsed(line: bytes) -> Row | None:
-    """Return one line of metrics.jsonl, None if it is broken."""
+    """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
-        row: Row = _ROW.decode(line)  # 10 times as fast as json
+        row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return row if type(row.get("step")) is int else None
 
 
 def finite(value: Any) -> float | None:
-    """Return the value as a number, None if it is not a finite number."""
+    """Return the value as a float, None if it is not a finite number."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = float(value)
         return number if math.isfinite(number) else None
@@ -118,14 +118,14 @@ def time_split(rows: list[Row]) -> dict[str, float]:
 
 
 def total_seconds(rows: list[Row]) -> float:
-    """Return the seconds of all steps, without pauses between a stop and a resume."""
+    """Return the total seconds of all steps, without the pauses between a stop and a resume."""
     return sum(column(rows, "time/step")) or len(rows) * sum(time_split(rows).values())
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """Return the number of optimizer steps behind these lines.
+    """Return the number of optimizer steps that these lines record.
 
-    The evaluation after the last step has a line of its own, which is not a step.
+    The evaluation after the last step has its own line, which does not count as a step.
     """
     if not rows:
         return 0

@@ -1,4 +1,4 @@
-"""Addresses of the processes of a run, and the address by which other hosts reach this one."""
+"""Addresses of a run's processes, and the address of this host on a network interface."""
 
 import fcntl
 import os
@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 
 from rl.runtime.failure import RunFailed
 
-_SIOCGIFADDR = 0x8915  # Linux: return the IPv4 address of an interface
-_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1, an unused network that the default route leads to
+_SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
+_UNUSED_ADDRESS = ("192.0.2.1", 9)  # in TEST-NET-1, so the default route is used
 
-# The environment variable with the address that the rollouts process listens on for other hosts.
+# Environment variable: the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 
 @dataclass(frozen=True)
 class Address:
-    """`path` of a Unix socket, or `host` and `port`; as text unix:/path or tcp://host:port."""
+    """The address of a server: unix:/path of a Unix socket, or tcp://host:port."""
 
     path: Path | None = None
     host: str = ""
@@ -28,11 +28,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address that a text names.
+        """Parse an address of the form unix:/path or tcp://host:port.
 
         Raises:
             ValueError: the text is not an address.
-
         """
         kind, _, rest = text.partition(":")
         if kind == "unix" and Path(rest).is_absolute():
@@ -40,10 +39,10 @@ class Address:
         parts = urlsplit(text)
         try:
             host, port = parts.hostname, parts.port
-        except ValueError:  # the port is not a number, or out of range
+        except ValueError:  # the port is not a number or out of range
             host = port = None
         if kind != "tcp" or not host or not port or parts.path:
-            raise ValueError(f"{text} is no address: write unix:/path or tcp://host:port")
+            raise ValueError(f"{text} is not an address: write unix:/path or tcp://host:port")
         return cls(host=host, port=port)
 
     def __str__(self) -> str:
@@ -51,7 +50,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The start of its HTTP URLs. For a Unix socket the host name is made up."""
+        """The base URL for HTTP requests. The host name of a Unix socket is a placeholder."""
         return "http://vllm" if self.path else f"http://{self._authority}"
 
     @property
@@ -59,7 +58,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, timeout: float) -> socket.socket:
-        """Return a blocking socket to the listener; raise OSError if there is none."""
+        """Return a socket that is connected to this address; raise OSError if no server listens."""
         if self.path is None:
             return socket.create_connection((self.host, self.port), timeout)
         opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -73,25 +72,24 @@ class Address:
 
 
 def bind_collectives(interface: str | None) -> None:
-    """Make gloo and NCCL of this process listen on a network interface, if one is named.
+    """Bind gloo and NCCL of this process to a network interface, if one is given.
 
-    They have no authentication, so the interface should be private.
+    Both libraries have no authentication, so the interface should be private.
     """
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def own_address(interface: str | None = None) -> str:
-    """Return the IPv4 address of a network interface; None: that of the default route.
+    """Return this host's IPv4 address on an interface; None means the default route's interface.
 
     Raises:
         RunFailed: the interface has no address; the message is for the user.
-
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:
-                asked.connect(_ELSEWHERE)  # chooses a route; a datagram socket sends nothing yet
+                asked.connect(_UNUSED_ADDRESS)  # choose a route; this sends no packet
                 return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
@@ -103,11 +101,11 @@ def own_address(interface: str | None = None) -> str:
 def _no_address(interface: str | None) -> str:
     there = ", ".join(name for _, name in socket.if_nameindex())
     if interface is None:
-        return f"no default route says how others reach this host: set cluster.interface ({there})"
+        return f"this host has no default route: set cluster.interface ({there})"
     return f"cluster.interface={interface} has no IPv4 address here: choose one of {there}"
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port that was free a moment ago."""
+    """Return a TCP port that is free at the time of the call."""
     with socket.create_server((address, 0)) as listener:
         return listener.getsockname()[1]

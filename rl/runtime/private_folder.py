@@ -1,29 +1,29 @@
-"""Sockets, keys and temporary files of one run, which only the user can read."""
+"""The private folder of a run: sockets, keys and temporary files that only the user can read."""
 
 import os
 from pathlib import Path
 
 from rl.runtime.files import Inside, remove, write_private
 
-_LONGEST_SOCKET = 107  # bytes that the kernel accepts
-_LONGEST_NAME = len("/tmp/") + 36  # vLLM names its sockets by a UUID
+_LONGEST_SOCKET = 107  # longest path of a Unix socket in bytes, set by the kernel
+_LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
 _TEMPORARY = "offbyone-sockets-"
 
 
 class InsideTarget(Inside):
-    """A file behind a link. A Unix socket needs the short path, without the link."""
+    """A file in a link's target, because the path of a Unix socket must be short."""
 
     def __get__(self, owner: "PrivateFolder", _: type) -> Path:
         return owner.path.resolve() / self.name
 
 
 class PrivateFolder:
-    """<run>/sockets: a folder, or a link to a folder with a short path."""
+    """The folder <run>/sockets, or a link from <run>/sockets to a folder with a short path."""
 
-    key = InsideTarget("key")  # that every TCP route requires; missing if all routes are sockets
-    servers_key = InsideTarget("servers_key")  # of vLLM servers that the user started
-    rendezvous = InsideTarget("rendezvous")  # through which the trainer's ranks find each other
-    vllm_socket = InsideTarget("vllm.sock")  # of a single vLLM server
+    key = InsideTarget("key")  # required by every TCP route; missing if all routes are Unix sockets
+    servers_key = InsideTarget("servers_key")  # key of vLLM servers that the user started
+    rendezvous = InsideTarget("rendezvous")  # file through which the trainer's ranks connect
+    vllm_socket = InsideTarget("vllm.sock")  # socket of a single vLLM server
     rollouts_socket = InsideTarget("rollouts.sock")
     temporary = InsideTarget("tmp")
 
@@ -31,10 +31,10 @@ class PrivateFolder:
         self.path = path
 
     def make(self, *, shared: bool = False) -> None:
-        """Create the folder, empty.
+        """Create the folder without old content.
 
-        The path of a Unix socket is limited, so in a deep run folder this is a link to a temporary
-        folder. A folder that is `shared` with other hosts contains a key and no sockets.
+        The kernel limits the length of a socket's path, so <run>/sockets may be a link to a
+        temporary folder. A folder that is `shared` with other hosts contains no sockets.
         """
         import tempfile
 
@@ -47,42 +47,42 @@ class PrivateFolder:
         self.temporary.mkdir(mode=0o700)
 
     def clear(self) -> None:
-        """Delete the folder, and the temporary folder that it links to."""
+        """Delete the folder and, if the folder is a link, the temporary folder behind the link."""
         import tempfile
 
         target = self.path.resolve()
         remove(self.path)
-        # A link may point elsewhere; only our own temporary folder is deleted.
+        # Delete the target only if it is our own temporary folder.
         if target.parent == Path(tempfile.gettempdir()).resolve() and _TEMPORARY in target.name:
             remove(target)
 
     def vllm_socket_of(self, process: str) -> Path:
-        """Return the socket of one of several servers: vllm.sock, vllm0.sock, vllm1.sock, ..."""
+        """Return the socket of a server, such as vllm.sock for the process `inference`."""
         return self.path.resolve() / f"{process.replace('inference', 'vllm')}.sock"
 
     def make_key(self) -> None:
-        """Create a random key for this run."""
+        """Create a random key, which every TCP route of this run requires."""
         import secrets
 
         write_private(self.key, secrets.token_urlsafe(32))
 
     def read_key(self) -> str | None:
-        """Return the key of this run, None if it has none."""
+        """Return the key of this run, None if the run has no key."""
         return _read(self.key)
 
     def keep_servers_key(self, key: str) -> None:
-        """Store the key of the user's vLLM servers for every process."""
+        """Store the key of the user's vLLM servers, so that every process can read the key."""
         write_private(self.servers_key, key)
 
     def read_servers_key(self) -> str | None:
-        """Return the key of the user's vLLM servers, None if they require none."""
+        """Return the key of the user's vLLM servers, None if the servers require no key."""
         return _read(self.servers_key)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that keep temporary files in this folder.
+        """Return the environment variables that place temporary files in this folder.
 
-        The cache of compiled PyTorch code outlives a run, so it keeps its usual place. Precompiled
-        headers are turned off, because they would be rebuilt in each run, which takes 5 s.
+        The cache of compiled PyTorch code stays outside, because later runs reuse it. Precompiled
+        headers are disabled, because each run would rebuild them, which takes 5 s.
         """
         import getpass
         import tempfile

@@ -1,8 +1,8 @@
-"""End process groups after the supervisor has died, whatever killed it.
+"""The reaper process: end the process groups of a run after the supervisor has died.
 
-`child.Reaper` starts this file as a script. Standard input carries `+group` and `-group` lines; its
-end means that the supervisor has ended. This file imports only the standard library, so that the
-process starts at once and stays small.
+`child.Reaper` starts this file as a script. On standard input, `+group` registers a process group
+and `-group` unregisters it. End of input means that the supervisor has ended. The file imports only
+the standard library, so that the process starts fast and stays small.
 """
 
 import os
@@ -12,12 +12,12 @@ import time
 
 
 def main() -> None:
-    """Read until the pipe closes, then send TERM, wait two seconds, and send KILL."""
-    # A scheduler signals every process of a job, and the reaper must end last.
+    """Register groups until the pipe closes; then send TERM, wait two seconds, and send KILL."""
+    # Ignore a scheduler's signals to every process of a job, because the reaper must end last.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
-    for line in sys.stdin:  # ends when the kernel closes the pipe, also after a KILL
+    for line in sys.stdin:  # the loop ends when the supervisor has ended, because the pipe closes
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for sig, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 0.0)):
         for group in list(groups):

@@ -1,4 +1,4 @@
-"""How a run was started (overrides.yaml), and the command that resumes it."""
+"""overrides.yaml: the command that started a run, and the command that resumes the run."""
 
 import os
 import re
@@ -11,17 +11,17 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.text import key_of
 
-_WORDS = {"true", "false", "null", "nan", "inf"}  # to Hydra these are not text
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times as fast
+_WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
 
 
 def load_yaml(content: bytes) -> Any:
-    """Return the content of a YAML file. Raise yaml.YAMLError if it is broken."""
+    """Parse the content of a YAML file. Raise yaml.YAMLError if it is invalid."""
     return yaml.load(content, Loader=_YAML)
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
-    """Return how the run was started; empty if the file is missing or broken."""
+    """Read overrides.yaml; return an empty dictionary if the file is missing or broken."""
     try:
         content = load_yaml(folder.overrides.read_bytes())
     except (OSError, yaml.YAMLError):
@@ -30,7 +30,7 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_overrides(folder: RunFolder) -> list[str]:
-    """Return the run's command-line overrides as `key=value`."""
+    """Return the run's command-line overrides as `key=value` strings."""
     return [str(item) for item in read_record(folder).get("overrides") or []]
 
 
@@ -46,20 +46,20 @@ def resume_command(folder: RunFolder) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the text so that Hydra's command line reads it as text."""
+    """Quote a text if Hydra's command line would not parse it as text."""
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
     if is_plain and text.lower() not in _WORDS:
         return text
-    # Hydra unescapes a backslash only before a quote, so only those are doubled.
+    # Double only the backslashes before a quote, because Hydra unescapes no others.
     escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 
 
 def resume_advice(folder: RunFolder) -> str:
-    """Return how many steps of an unfinished run are saved, and the command that resumes it."""
+    """Return a message with the number of saved steps and the command that resumes the run."""
     num_steps = steps_done(read_metrics(folder))
     if not num_steps:
-        return "no step was done: nothing is lost, and the name is free"
+        return "no step was done: nothing is lost, and run_name can be used again"
     saved = folder.num_saved_steps()
     if not saved:
         lost = (

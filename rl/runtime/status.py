@@ -1,7 +1,7 @@
-"""What every process of a run is doing: one small JSON file per process in <run>/status.
+"""Status files: the current activity of each process, as a small JSON file in <run>/status.
 
-A process writes its own file; the supervisor's screen reads all of them. The text before the first
-": " names the phase. The text after it is progress, which does not restart the clock of the phase:
+Each process writes its own status, and the supervisor's screen reads all statuses. The text before
+the first ": " is the phase. The text after it is progress, which does not restart the timer:
 
     status.set("waiting for batch 12: 40 of 64 rollouts")
 """
@@ -17,36 +17,36 @@ from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
-STOPPED = "stopped, as asked"  # why a run ended early, if a signal or the user asked for it
-PROGRESS_INTERVAL_S = 0.2  # at most five writes per second while the phase stays the same
+STOPPED = "stopped, as asked"  # the reason shown if a signal or the user ended a run early
+PROGRESS_INTERVAL_S = 0.2  # minimum time between two writes while the phase stays the same
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """The last status of one process."""
+    """The content of one status file."""
 
     doing: str
-    since: float  # unix seconds at which the current phase began
+    since: float  # unix seconds of the start of the current phase
     pid: int
 
     @property
     def phase(self) -> str:
-        """The text without its progress."""
+        """The status text without its progress."""
         return phase_of(self.doing)
 
 
 class Status:
-    """The status file of one process. A repeated text is not written again."""
+    """The status file of one process. Repeated equal texts are written only once."""
 
     def __init__(self, run_folder: RunFolder, process: str) -> None:
-        """`process` is inference, rollouts, trainer.rank0, ..."""
+        """Write no file yet. `process` is inference, rollouts, trainer.rank0, ..."""
         self._path = run_folder.statuses / f"{process}.json"
         self._current: ProcessStatus | None = None
         self._written_doing = ""
-        self._written_at = float("-inf")  # monotonic seconds
+        self._written_at = float("-inf")  # monotonic seconds of the last write
 
     def set(self, doing: str) -> None:
-        """Describe what this process is doing from now on."""
+        """Set the status text of this process."""
         current = self._current
         if current is None or current.phase != phase_of(doing):
             self._current = ProcessStatus(doing, time.time(), os.getpid())
@@ -58,9 +58,9 @@ class Status:
 
     @contextlib.contextmanager
     def doing(self, doing: str) -> Iterator[None]:
-        """Set a status while the block runs, then restore the earlier one with its clock.
+        """Set a status while the block runs, then restore the previous status and its start time.
 
-        If the block raises, its status remains, because it says where the error occurred.
+        If the block raises, its status remains, because it shows where the error occurred.
         """
         before = self._current
         self.set(doing)
@@ -70,7 +70,7 @@ class Status:
             self._write(before)
 
     def _write(self, status: ProcessStatus) -> None:
-        # Ignore a full disk here: the process that writes data will report it.
+        # Ignore a full disk, because the process that writes data reports it.
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._path, json.dumps(asdict(status)))
@@ -78,7 +78,7 @@ class Status:
 
 
 class Stopwatch:
-    """Measure the phases of one step in seconds, and show the current one on the screen."""
+    """A stopwatch for the phases of one step, which also shows the current phase on the screen."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -86,7 +86,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str, status: str) -> Iterator[None]:
-        """Measure the block as time/<name> and show `status` on the screen."""
+        """Record the duration of the block as time/<name>, and set the status text."""
         self._status.set(status)
         began = time.monotonic()
         yield
@@ -94,7 +94,7 @@ class Stopwatch:
 
 
 def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
-    """Return the status of each process that has a readable status file."""
+    """Read the status files of all processes; skip files that cannot be read."""
     statuses = {}
     for path in sorted(run_folder.statuses.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -106,16 +106,16 @@ def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
 
 
 def training_is_done(run_folder: RunFolder) -> bool:
-    """Return whether rank 0 has finished, or has saved a checkpoint and ended early."""
+    """Return whether the phase of rank 0 is "done", also after an early end with a checkpoint."""
     trainer = read_statuses(run_folder).get("trainer.rank0")
     return trainer is not None and trainer.phase == "done"
 
 
 def phase_of(doing: str) -> str:
-    """Return the text of a status before its progress."""
+    """Return the phase of a status text: the text before the first ": "."""
     return doing.partition(": ")[0]
 
 
 def progress_of(doing: str) -> str:
-    """Return the text of a status after the name of its phase."""
+    """Return the progress of a status text: the text after the first ": "."""
     return doing.partition(": ")[2]

@@ -1,9 +1,9 @@
-"""How the processes of a run answer signals, for example those of a cluster's scheduler.
+"""The reaction of a run's processes to signals, for example from a cluster's scheduler.
 
-supervisor       after the first TERM, HUP or USR2 the run saves a checkpoint and ends; a second
-                 ends it at once (StopRequest), as does the first before there is anything to save
-ranks, rollouts  the first signal only creates the file `stop`, because a scheduler may signal
-                 every process of a job, and these must not end before the checkpoint
+supervisor       The first TERM, HUP or USR2 requests a checkpoint and the end of the run. A second
+                 signal, or one before the first batch, ends the run immediately (StopRequest).
+ranks, rollouts  The first signal only creates the file `stop`, because a scheduler may signal every
+                 process of a job, and these processes must not end before the checkpoint.
 """
 
 import os
@@ -14,23 +14,23 @@ from contextlib import contextmanager, suppress
 from rl.runtime.folder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-AT_ONCE = 130  # exit status of a run that had no time to save, as after Ctrl-C
+EXIT_UNSAVED = 130  # exit status of a run that ended without saving, as after Ctrl-C
 
 
 class Stopped(SystemExit):
-    """A signal ended the run; exit status 0 if everything is saved."""
+    """The exit of a run after a signal; the exit status is 0 if everything is saved."""
 
     def __init__(self, number: int | None, status: int = 0) -> None:
-        """`number` is the signal."""
+        """`number` is the number of the signal."""
         super().__init__(status)
         self.number = number
 
     def __reduce__(self) -> tuple[type["Stopped"], tuple[int | None, object]]:
-        """Pickle both arguments."""
+        """Keep the signal number and the exit status when the exception is pickled."""
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Raise the signal again for the earlier handler. That of submitit requeues the job."""
+        """Raise the signal again for the previous handler: submitit's handler requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 
@@ -38,15 +38,15 @@ class Stopped(SystemExit):
 class StopRequest:
     """The supervisor's signal handler.
 
-    A signal ends the run as Ctrl-C does. While `waits` is set, the first one only sets `asked`.
+    A signal interrupts the run like Ctrl-C. If `waits` is set, the first one only sets `asked`.
     """
 
     def __init__(self) -> None:
         self.waits = self.asked = False
-        self.number: int | None = None  # the first signal
+        self.number: int | None = None  # the number of the first signal
 
     def __call__(self, number: int, *_: object) -> None:
-        """Handle a signal."""
+        """Set `asked`, or raise KeyboardInterrupt (see the class)."""
         is_first, self.number = self.number is None, self.number or number
         if not (self.waits and is_first):
             raise KeyboardInterrupt
@@ -55,17 +55,16 @@ class StopRequest:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Handle signals while the block runs; yield the handler.
+    """Install the signal handler while the block runs, and yield the handler.
 
     Raises:
-        Stopped: a signal ended the block at once.
-
+        Stopped: a signal ended the block immediately.
     """
     stop = StopRequest()
     numbers = [
         number
         for number in _SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores HUP on purpose
+        if signal.getsignal(number) is not signal.SIG_IGN  # keep HUP ignored under nohup
     ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
@@ -73,14 +72,14 @@ def stopped_by_signals() -> Iterator[StopRequest]:
     except KeyboardInterrupt as interrupt:
         if stop.number is None:
             raise
-        raise Stopped(stop.number, AT_ONCE) from interrupt
+        raise Stopped(stop.number, EXIT_UNSAVED) from interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def pass_on_signals(run_folder: RunFolder) -> None:
-    """Make the first TERM or USR2 to this process stop the run, and a second end the process."""
+    """Let the first TERM or USR2 request a stop of the run, and a second end this process."""
     was_asked = False
 
     def pass_on(number: int, _: object) -> None:
@@ -89,7 +88,7 @@ def pass_on_signals(run_folder: RunFolder) -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         was_asked = True
-        with suppress(OSError):  # the folder is deleted or the disk is full
+        with suppress(OSError):  # the run folder may be deleted, or the disk full
             run_folder.stop_request.touch()
 
     for number in (signal.SIGTERM, signal.SIGUSR2):

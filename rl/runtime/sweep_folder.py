@@ -1,10 +1,10 @@
-"""The folder of a sweep: its question, and one record per job, written by the job's process.
+"""The folder of a sweep: a description of the sweep, and one record per job.
 
-    <folder>/sweep.json        question, command, and what the processes of jobs need to know
-             jobs/00003.json   a job: its overrides, the folder of its run, how it ended
-             logs/00003.log    its output, if jobs run in processes of their own
+    <folder>/sweep.json        question, command, and settings for the processes of jobs
+             jobs/00003.json   a job's overrides, run folder and result, written by its process
+             logs/00003.log    a job's output, if each job runs in a separate process
 
-A job is identified by its overrides, so the same command finds its record under any number.
+The overrides identify a job, so the same command finds the job's record under any number.
 """
 
 import json
@@ -19,22 +19,22 @@ from typing import Any
 from rl.runtime.files import Inside, write_whole
 from rl.runtime.text import key_of
 
-SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the sweep's folder
+SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
-_ONLY_WHERE = {"run_name", "resume"}  # keys that do not change what a job does
+_NOT_IDENTIFYING = {"run_name", "resume"}  # keys that do not change the result of a job
 
 
 @dataclass
 class JobRecord:
-    """One job of a sweep."""
+    """The record of one job of a sweep: overrides, state and result."""
 
     overrides: list[str]
     state: str = WAITING
-    run_name: str | None = None  # known from the first start on
-    folder: str | None = None  # of its run
-    error: str | None = NOT_STARTED  # why there is no result; None for a job that is done
-    result: float | None = None  # the value that a sweeper maximises
+    run_name: str | None = None  # None before the first start
+    folder: str | None = None  # the run folder of the job
+    error: str | None = NOT_STARTED  # why there is no result; None after success
+    result: float | None = None  # the value that the sweep maximises
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the last start
     ended: float | None = None
@@ -42,7 +42,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The paths inside the folder of a sweep."""
+    """The paths of the files in a sweep's folder."""
 
     path: Path
 
@@ -53,11 +53,11 @@ class SweepFolder:
         return str(self.path)
 
     def log_of(self, number: int) -> Path:
-        """Return the output of a job."""
+        """Return the log file of a job."""
         return self.path / "logs" / f"{number:05d}.log"
 
     def read_info(self) -> dict[str, Any]:
-        """Return the content of sweep.json; empty if the file is missing or broken."""
+        """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
             content = json.loads(self.info.read_text())
             return content if isinstance(content, dict) else {}
@@ -68,7 +68,7 @@ class SweepFolder:
         _write(self.info, info)
 
     def records(self) -> dict[int, JobRecord]:
-        """Return the readable records by number, lowest first."""
+        """Read the job records; skip broken files. Job numbers are in ascending order."""
         known = {field.name for field in fields(JobRecord)}
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
@@ -79,7 +79,7 @@ class SweepFolder:
         return records
 
     def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
-        """Return number and record of the job with these overrides; create them if necessary."""
+        """Return number and record of the job with these overrides; create a missing record."""
         records = self.records()
         for number, record in records.items():
             if identity(record.overrides) == identity(overrides):
@@ -88,7 +88,7 @@ class SweepFolder:
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
         for number in count(max(records, default=-1) + 1):
-            with suppress(FileExistsError):  # another process took this number
+            with suppress(FileExistsError):  # another process has just used this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
                 return number, record
@@ -104,18 +104,18 @@ class SweepFolder:
 
 
 def sweep_of_this_process() -> SweepFolder | None:
-    """Return the sweep that this process belongs to, None if there is none."""
+    """Return the sweep that started this process, None if no sweep did."""
     folder = os.environ.get(SWEEP_VARIABLE)
     return SweepFolder(Path(folder)) if folder else None
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that identify a job in its sweep."""
-    return tuple(sorted(item for item in overrides if key_of(item) not in _ONLY_WHERE))
+    """Return the overrides that identify a job: all except run_name and resume, sorted."""
+    return tuple(sorted(item for item in overrides if key_of(item) not in _NOT_IDENTIFYING))
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return for each job the overrides that some other job does not have."""
+    """Return a label per job: its overrides without those that all jobs share."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
     return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
 

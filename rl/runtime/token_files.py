@@ -1,22 +1,22 @@
-"""The token record: Parquet files that are joined by rollout and row, never by position.
+"""The token record: Parquet files with values per token, joined by rollout id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
-        id          of the rollout, as in rollouts/step_000012.jsonl
-        row         position of the row among the rows of the rollout, from 0
+        id          rollout id, as in rollouts/step_000012.jsonl
+        row         index of the row in the rollout, from 0
         token_ids   [L] all tokens of the row
         mask        [L] True where the policy chose the token
         mu          [L] log mu at sampling; NaN where no policy sampled
-        version     [L] policy version that sampled it; -1 where no policy did
-        turns       [L] assistant turn, from 0; -1 outside the mask
+        version     [L] policy version that sampled the token; -1 where no policy did
+        turns       [L] index of the assistant turn, from 0; -1 outside the mask
 
     tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained
         id, row     as above
-        pi, ...     [N] of the mask's tokens, in order (rl/learner/observation.py)
+        pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
-The token columns of rl/records.py say which columns the first file has. A row without a line in a
-trainer's file was not trained: its group was rejected, its rollout was cut off, or no token of the
-step counted. A quantity that a run does not have is a missing column. A file is complete or absent.
-If a resumed run repeats a step, it replaces the step's files.
+rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
+was not trained: its group was rejected, its rollout was cut off, or no token of the step counted. A
+file has no column for a quantity that the run does not compute. A file is complete or absent. A
+resumed run that repeats a step replaces the files of that step.
 """
 
 import logging
@@ -33,27 +33,27 @@ from rl.runtime.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-# Their values differ from token to token: split by byte they compress, in a dictionary they do not.
+# Nearly every value is different, so byte splitting compresses them and a dictionary does not.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # names in files of format 1
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # from format 1 to current names
 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Rows of rollouts with numbers for their tokens. M: lines, N: tokens of all of them."""
+    """The lines of a token file, one per row of a rollout: M lines with N tokens in total."""
 
     ids: Sequence[str]  # [M]
     rows: Sequence[int]  # [M]
-    lengths: Sequence[int]  # [M] tokens of each; they sum to N
-    columns: Mapping[str, NDArray[Any]]  # [N] each, line after line
+    lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
+    columns: Mapping[str, NDArray[Any]]  # [N] each; values of all lines, concatenated
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a file of the record, complete or not at all; return whether it was written.
+    """Write a token file atomically; return whether it was written.
 
-    If the disk is full, the run loses the record and goes on.
+    If the disk is full, the run continues without this file.
     """
-    import pyarrow as pa  # here, because the import takes half a second
+    import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
     offsets = pa.array(np.concatenate([[0], np.cumsum(lines.lengths)]).astype(np.int32))
@@ -71,7 +71,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
     rest = ["id", "row", *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
-    # pyarrow's annotations do not allow lists of columns.
+    # pyarrow's type annotations do not allow lists of column names.
     encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,10 +80,10 @@ def write_lines(path: Path, lines: Lines) -> bool:
     except OSError as error:
         with suppress(OSError):
             incomplete.unlink(missing_ok=True)
-        # The same text at every step, because the screen shows equal warnings once.
+        # Use the same text at every step, because the screen shows equal warnings only once.
         log.warning(
-            "tokens are not recorded (%s): the run goes on, and tries again at the next step. "
-            "Make room, or resume it with record=none",
+            "tokens are not recorded (%s): the run continues and tries again at the next step. "
+            "Free disk space, or resume with record=none",
             error.strerror or error,
         )
         return False
@@ -92,25 +92,24 @@ def write_lines(path: Path, lines: Lines) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRow:
-    """One row of a rollout with all recorded columns of its tokens. L: its tokens."""
+    """One row of a rollout with all its recorded columns. L: number of tokens in the row."""
 
     id: str
     row: int
     sampled: dict[str, NDArray[Any]]  # [L] columns of the rollouts process
-    trained: dict[str, NDArray[Any]]  # [L] columns of a trainer, NaN outside the mask; or empty
+    trained: dict[str, NDArray[Any]]  # [L] columns of a trainer, NaN outside the mask; may be empty
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """All columns."""
+        """The columns of the rollouts process and of the trainer."""
         return self.sampled | self.trained
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, or those of one rollout; none where none were recorded.
+    """Return the recorded rows of a step, or only those of the rollout `id`.
 
     Raises:
-        ValueError: a trainer's line does not fit the row that it names.
-
+        ValueError: a trainer's line and the mask of its row have different numbers of tokens.
     """
     paths = run_folder.tokens.glob(run_folder.tokens_of(step, "trainer.rank*").name)
     trained = {
@@ -136,7 +135,7 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
 
 
 def _lines(path: Path, id: str | None) -> list[dict[str, Any]]:
-    """Return the lines of a file, lists as arrays; none if the file does not exist."""
+    """Read a token file, with lists as arrays; return no lines if the file does not exist."""
     from pyarrow import parquet
 
     if not path.exists():

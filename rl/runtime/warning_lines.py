@@ -1,4 +1,4 @@
-"""Warnings of every process, one file per process, so that the terminal can show them."""
+"""Warning files: one file per process, which the terminal shows."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
-_MOST = 20  # lines per process; its log contains all of them
+_LIMIT = 20  # shown warnings per process; its log contains all warnings
 
 
 class _WarningFile(logging.Handler):
@@ -18,17 +18,17 @@ class _WarningFile(logging.Handler):
         self._lines = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a new warning of this project or of the user's code. Libraries warn too often."""
+        """Write a new warning of our or the user's code. Skip libraries: they warn too often."""
         line = strip_escapes(record.getMessage()).split("\n")[0]
-        if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _MOST:
+        if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _LIMIT:
             return
         self._lines.add(line)
         note_warning(self._run_folder, self._process, line)
 
 
 def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
-    """Show a line about a process on the terminal."""
-    with suppress(OSError):  # a full disk is reported by the process that writes data
+    """Append a warning to the file of a process, which the terminal shows."""
+    with suppress(OSError):  # the process that writes data reports a full disk
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:
             file.write(f"{strip_escapes(line)}\n")
@@ -36,7 +36,7 @@ def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
 
 @contextmanager
 def noting_warnings(run_folder: RunFolder, process: str) -> Iterator[None]:
-    """Write the warnings of this process to its log and to the terminal while the block runs."""
+    """Copy the warnings of this process to its log and to the terminal while the block runs."""
     handlers = [logging.StreamHandler(), _WarningFile(run_folder, process)]
     handlers[0].setLevel(logging.WARNING)
     root = logging.getLogger()
@@ -50,14 +50,14 @@ def noting_warnings(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 class WarningTail:
-    """Reads the warnings of all processes as they appear."""
+    """A reader that returns the new warnings of all processes."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder = run_folder
-        self._tails: dict[str, LineTail] = {}  # by process
+        self._tails: dict[str, LineTail] = {}  # by process name
 
     def read(self) -> list[str]:
-        """Return the complete lines since the last call, as `process: warning`."""
+        """Return the warnings added since the last call, as `process: warning`."""
         new = []
         for path in sorted(self._run_folder.warnings.glob("*.log")):
             tail = self._tails.setdefault(path.stem, LineTail(path))

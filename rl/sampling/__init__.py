@@ -1,1 +1,1 @@
-"""One example becomes rollouts: sampler, player, chat, rows; demonstrations."""
+"""Package that samples the rollouts of an example from vLLM or from demonstrations."""

@@ -1,12 +1,12 @@
-"""The policy's side of a conversation: messages become a prompt, a completion a message.
+"""Base class of chats, which convert messages to prompts and completions to messages.
 
     open ---> Prompt ---> generate ---> Completion ---> message
                 ^                                          |  the environment's reply
                 `------------------ follow <---------------'
 
-`RendererChat` renders tokens in this process and never renders sampled text again: the next prompt
-is the last prompt, the sampled completion and the reply (`bridge_to_next_turn`). If a format cannot
-be extended like that, the whole conversation is rendered again and the rollout forks.
+`RendererChat` renders tokens in this process and never renders sampled text again. The next prompt
+is the last prompt, the sampled completion and the reply (`bridge_to_next_turn`). If a chat format
+does not allow this, the whole conversation is rendered again and the rollout forks.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -26,12 +26,12 @@ from rl.sampling.environment_errors import as_environment_error
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
-_LONGEST_NAME = 200  # characters
+_MAX_NAME_LENGTH = 200  # maximum length of a tool call's name or id
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the server continues."""
+    """A conversation with its tools, and its token ids if the chat sends tokens."""
 
     messages: list[Message]
     tools: ToolSpecs | None
@@ -40,26 +40,24 @@ class Prompt:
 
 @dataclass
 class Chat:
-    """Base class of ways to talk to a server.
+    """Base class of chats, which sample completions from a server.
 
     Attributes:
-        seats: the limit on completions that the server samples at once; copies share it.
-
+        seats: the limit on concurrent completions of the server, shared by copies of the chat.
     """
 
     sampler: PolicySampler
     seats: Seats = field(default_factory=Seats, kw_only=True)
 
     async def ready(self) -> None:
-        """Ask the server once for what only it knows; called before each group is played.
+        """Run checks that need a running server; called before each group is played.
 
         Raises:
-            ValueError: client.on_rewrite=refuse, and history would be rewritten.
-
+            ValueError: client.on_rewrite=refuse, and the chat format rewrites history.
         """
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
-        """Return how many tokens a first prompt has; None if only the server knows."""
+        """Return the number of tokens of a first prompt; None if only the server can count."""
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -67,7 +65,7 @@ class Chat:
         raise NotImplementedError
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Return `n` completions, drawn with `seed`, `seed` + 1, ...; None: without seeds."""
+        """Return `n` completions with seeds `seed`, `seed` + 1, ...; None: without seeds."""
         raise NotImplementedError
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
@@ -77,81 +75,80 @@ class Chat:
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return the prompt after the reply to `message`, which is the completion as a message."""
+        """Return the next prompt: `prompt`, the completion (parsed as `message`) and the reply."""
         raise NotImplementedError
 
-    def room(self, prompt: Prompt) -> int:  # noqa: ARG002
-        """Return how many tokens may follow the prompt."""
+    def max_new_tokens(self, prompt: Prompt) -> int:  # noqa: ARG002
+        """Return the maximum number of tokens of the next completion."""
         return self.sampler.max_tokens
 
-    def shares(self, prompt: Prompt) -> bool:  # noqa: ARG002
-        """Return whether one request for all completions of a group is faster and safe."""
+    def shares_request(self, prompt: Prompt) -> bool:  # noqa: ARG002
+        """Return whether a group should sample all its completions with one request."""
         return False
 
-    def full(self, completion: Completion) -> bool:
+    def fills_context(self, completion: Completion) -> bool:
         """Return whether a completion that was cut off filled the whole context."""
         raise NotImplementedError
 
-    def ending(self, completion: Completion) -> StopReason:
-        """Return why the policy's turn ended."""
+    def stop_reason(self, completion: Completion) -> StopReason:
+        """Return the reason why the policy's turn ended."""
         if not completion.cut_off:
             return StopReason.STOP
-        return StopReason.CONTEXT if self.full(completion) else StopReason.MAX_TOKENS
+        return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
 
     def group(self) -> AbstractContextManager[Self]:
-        """Return the same chat for the rollouts of a group, which one replica answers."""
+        """Return a context manager of a chat that sends a group's requests to one replica."""
         return nullcontext(self)
 
-    def asking(self, sampler: PolicySampler) -> Self:
-        """Return the same chat with another sampler."""
+    def with_sampler(self, sampler: PolicySampler) -> Self:
+        """Return a copy of the chat with another sampler."""
         return replace(self, sampler=sampler)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return the same chat with another sampler, for requests of `version` only."""
-        return self.asking(sampler)
+        """Return a copy of the chat with `sampler`, for requests of policy `version` only."""
+        return self.with_sampler(sampler)
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return an entry of `tool_calls`: its name is text, its arguments are plain JSON or its text.
+    """Return an entry of `tool_calls` with a valid name and plain JSON arguments.
 
-    A call without this form gets an `error`, which the environment answers with, and `raw`, the
-    text that the policy wrote, as arguments.
+    An invalid call gets an `error`, which the environment returns to the policy. Its arguments are
+    then `raw`, the text that the policy wrote.
     """
     if not isinstance(name, str) or not name:
-        return mistaken_call(call_id, raw, "the tool call has no name")
-    if len(name) > _LONGEST_NAME:
-        return mistaken_call(call_id, raw, "the tool call's name is too long")
+        return invalid_call(call_id, raw, "the tool call has no name")
+    if len(name) > _MAX_NAME_LENGTH:
+        return invalid_call(call_id, raw, "the tool call's name is too long")
     try:
         function = {"name": well_formed(name), "arguments": plain_json(arguments)}
     except ValueError as error:
-        return mistaken_call(call_id, raw, f"the arguments cannot be used: {error}", name)
+        return invalid_call(call_id, raw, f"the arguments cannot be used: {error}", name)
     return {"id": _text(call_id), "type": "function", "function": function}
 
 
-def mistaken_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
-    """Return a call with an error."""
+def invalid_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
+    """Return an entry of `tool_calls` for an invalid call, with `mistake` as its error."""
     function = {"name": _text(name), "arguments": well_formed(raw)}
     return {"id": _text(call_id), "type": "function", "function": function, "error": mistake}
 
 
 def _text(value: object) -> str:
-    return well_formed(value)[:_LONGEST_NAME] if isinstance(value, str) else ""
+    return well_formed(value)[:_MAX_NAME_LENGTH] if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSetting:
-    """What the rest of the run decides.
+    """The settings of a run that a client needs to open a chat.
 
     Attributes:
         has_turns: whether the environment has several turns, so that history can be rewritten.
-        num_seqs: completions that the server samples at once; None: unknown.
-        version: the newest policy version that vLLM samples with; a chat may wait for it.
-        router: to the vLLMs of the run, shared with ServingReplicas.
+        num_seqs: maximum number of concurrent completions of the server; None: unknown.
+        version: the newest policy version with which vLLM samples; a chat may wait for a version.
+        router: router to the run's vLLM replicas, shared with ServingReplicas.
         served_as: name of the policy in vLLM.
         model: local folder with the tokenizer.
-        renderer: name of the chat format's family, or auto.
-        tally: counts failed requests, for the metrics.
-
+        renderer: name of the renderer family of the chat format, or auto.
+        tally: counter of failed requests, for the metrics.
     """
 
     sampler: PolicySampler
@@ -171,17 +168,17 @@ class Hints:
     """Renders the hinted prompts of one group's rollouts, for a reference with `sees_hint`.
 
     A row begins with a prompt and continues with the policy's tokens and the environment's replies.
-    The reference scores the same tokens after another prompt, which holds the hint.
+    The reference computes the logprobs of the same tokens after a prompt that contains the hint.
     """
 
     chat: Chat
     env: Environment
     example: Example
-    # Cached, because the rollouts of a group share their first prompt.
+    # The newest prompt is cached, because the rollouts of a group share their first prompt.
     _newest: tuple[Prompt, list[int]] | None = None
 
     async def __call__(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of the hinted prompt for a prompt that begins a row."""
+        """Return the tokens of the hinted prompt that replaces `prompt` at the start of a row."""
         if self._newest is None or self._newest[0] is not prompt:
             with as_environment_error(self.env, "teacher_messages"):
                 messages = self.env.teacher_messages(self.example, list(prompt.messages))

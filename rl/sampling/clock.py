@@ -1,8 +1,8 @@
-"""Measures a rollout's time towards sampler.rollout_timeout, without the time it only queues.
+"""Clock for sampler.rollout_timeout, which pauses while a rollout waits in a queue.
 
-The time of the environment's code, its tools and the server counts. The time that a rollout waits
-for the environment (max_concurrent) or for vLLM (max_num_seqs) does not count, because a rollout
-that queues behind a thousand others is not slow.
+The clock counts the time of the environment's code, its tools and the server. The clock does not
+count the time in which a rollout waits for the environment (max_concurrent) or for vLLM
+(max_num_seqs), because a rollout that queues behind a thousand others is not slow.
 """
 
 import asyncio
@@ -13,21 +13,22 @@ from dataclasses import dataclass, field
 
 
 class Seats:
-    """The completions that vLLM samples at once; further ones wait here, with paused clocks."""
+    """A limit on concurrent completions; further requests wait, and their clocks pause."""
 
     def __init__(self, number: int | None = None) -> None:
-        """`number`: completions at once; None: no limit."""
+        """`number`: maximum number of concurrent completions; None: no limit."""
         self._number = number
         self._free = asyncio.Semaphore(number or 0)
         self._queue = asyncio.Lock()
 
     @asynccontextmanager
     async def taken(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` seats, or all if there are fewer."""
+        """Hold `count` seats during the block, or all seats if there are fewer."""
         held = 0
         try:
             if self._number is not None:
-                # One group at a time: two groups with half of their seats each would deadlock.
+                # Only one group collects seats, because two groups with half of their seats
+                # deadlock.
                 async with self._queue:
                     while held < min(count, self._number):
                         await self._free.acquire()
@@ -40,16 +41,16 @@ class Seats:
 
 @dataclass
 class Clock:
-    """The time that a rollout has left, and the time that the server has worked for it."""
+    """The remaining time of a rollout, and the time that the server has worked for it."""
 
-    left: float  # seconds
-    engine_time: float = 0.0  # seconds
+    left: float  # seconds until the rollout times out
+    engine_time: float = 0.0  # seconds of server requests
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    _pauses: int = field(default=0, init=False)  # an environment may ask for two turns at once
+    _pauses: int = field(default=0, init=False)  # number of pauses, because turns may overlap
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Raise TimeoutError if the block takes longer than the time left."""
+        """Raise TimeoutError if the block takes longer than the remaining time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
             try:
@@ -60,7 +61,7 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count the time of the block."""
+        """Pause the clock during the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
         assert timeout is not None, "the clock does not run"
         if not self._pauses and (deadline := timeout.when()) is not None:
@@ -72,12 +73,12 @@ class Clock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                with suppress(RuntimeError):  # the environment no longer waits for this turn
+                with suppress(RuntimeError):  # the rollout's timeout may already have ended
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
-    async def seated(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
-        """Wait for seats, then count the block as the server's time."""
+    async def holding_seats(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
+        """Wait for seats with a paused clock, then add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.paused():
                 await stack.enter_async_context(seats.taken(count))

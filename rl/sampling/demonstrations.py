@@ -1,11 +1,11 @@
-"""Builds groups from an environment's demonstrations instead of rollouts: supervised warm starts.
+"""Builds groups from an environment's demonstrations instead of sampling, for supervised training.
 
 A demonstration becomes the tokens of a rollout in which the policy answered like the expert. The
 prompts are those of a rollout (`render_ids(..., add_generation_prompt=True)`, then the renderer's
 bridge from turn to turn). Only the policy's tokens are trained, the stop token included.
 
-The conversation is not rendered as a whole, because Qwen3's format opens the last assistant turn
-with an empty think block. A prompt does not have this block, so the policy would learn to write it.
+The conversation is not rendered as a whole, because Qwen3's format adds an empty think block to the
+last assistant turn. A prompt does not have this block, so the policy would learn to write it.
 """
 
 import logging
@@ -25,31 +25,30 @@ from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_TRIES = 100  # conversations in a row that may be too long
+_MAX_TOO_LONG = 100  # maximum number of consecutive conversations that are too long
 
 
 class TooLong(ValueError):
-    """A conversation has a row longer than max_seq_len; the message is for the user."""
+    """Error that a conversation has a row longer than max_seq_len; the message is for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imitator:
-    """Base class of samplers whose conversations no policy sampled.
+    """Base class of samplers that read or generate conversations without vLLM.
 
     Attributes:
-        max_staleness: batches prepared ahead of the trainer.
-
+        max_staleness: number of batches that are prepared ahead of the trainer.
     """
 
     uses_vllm: ClassVar[bool] = False
-    temperature: ClassVar[float] = 1.0  # does not change the trainer's logits
+    temperature: ClassVar[float] = 1.0  # 1.0 does not change the trainer's logits
     max_concurrent: ClassVar[int] = 4096
-    seeded: ClassVar[bool] = False  # there are no requests
+    seeded: ClassVar[bool] = False  # only vLLM requests have seeds
 
     max_staleness: NonNegativeInt
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations without end."""
+        """Yield an endless sequence of conversations."""
         raise NotImplementedError
 
     def group(
@@ -62,11 +61,11 @@ class Imitator:
     ) -> tuple[Rollout, ...]:
         """Return `group_size` conversations as rollouts, each with reward 1.
 
-        `rng` must be derived from seed and index, so that no group depends on earlier groups.
+        `rng` must be derived from the run's seed and the group's index, so that no group depends on
+        earlier groups.
 
         Raises:
-            TooLong: a hundred conversations in a row are too long; a single one is left out.
-
+            TooLong: 100 consecutive conversations are too long; fewer are left out with a warning.
         """
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
@@ -77,7 +76,7 @@ class Imitator:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except TooLong:
                 too_long += 1
-                if too_long == _TRIES:
+                if too_long == _MAX_TOO_LONG:
                     raise
                 log.warning("demonstrations longer than max_seq_len=%d are left out", max_seq_len)
                 continue
@@ -99,23 +98,22 @@ class Imitator:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(Imitator):
-    """conf/sampler/demonstrations.yaml: the answers of the environment's scripted expert.
+    """The sampler that trains on the answers of the environment's scripted expert.
 
     Attributes:
         corruption_rate: share of conversations with two swapped letters in the last answer.
-
     """
 
     corruption_rate: Probability
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield new demonstrations."""
+        """Yield demonstrations of the expert, of which a share `corruption_rate` is corrupted."""
         for messages in env.demonstrations(rng):
             yield _corrupted(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
 def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
-    """Swap two neighbouring letters of the last turn, if two of them differ."""
+    """Swap two different neighbouring letters of the last turn, if there are any."""
     *before, last = messages
     text = last.get("content") or ""
     # A swap of equal neighbours would not change the text.
@@ -129,12 +127,11 @@ def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
 def tokenize(
     renderer: Renderer, messages: Sequence[Any], max_seq_len: int, tools: Any = None
 ) -> tuple[TrainingRow, ...]:
-    """Return the rows of a conversation: one, unless a later prompt does not extend the last turn.
+    """Return the training rows of a conversation: several rows if later prompts rewrite history.
 
     Raises:
         TooLong: a row is longer than max_seq_len.
-        ValueError: the format cannot express a turn.
-
+        ValueError: the chat format cannot express a turn.
     """
     messages = list(messages)
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
@@ -169,27 +166,27 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
-    The stop token is included unless the message was `cut_off`. The tokens are rendered after an
-    empty question, because no format lets the tokens of a turn depend on its history.
+    The stop token is included unless the message is `cut_off`. The tokens are rendered after an
+    empty question, because in every chat format a turn's tokens do not depend on earlier turns.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
-    spoken = [question, message]
-    if not _reasons(message):
-        # A further question, so that no empty think block is rendered, and so that formats whose
-        # stop token is the next role's marker (GLM) render it.
-        spoken.append(question)
-    rendered = renderer.render(spoken)
+    conversation = [question, message]
+    if not _has_reasoning(message):
+        # Without another question, formats add an empty think block, and GLM omits the stop token,
+        # because its stop token is the marker of the next role.
+        conversation.append(question)
+    rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
     positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
     completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
-    if message.get("cut_off"):  # without its stop token
+    if message.get("cut_off"):  # remove the stop token
         stops = set(renderer.get_stop_token_ids())
         completion = completion[: next((i for i, t in enumerate(completion) if t in stops), None)]
     return completion
 
 
-def _reasons(message: Message) -> bool:
+def _has_reasoning(message: Message) -> bool:
     return bool(message.get("reasoning_content")) or "</think>" in (message.get("content") or "")

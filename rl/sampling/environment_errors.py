@@ -1,4 +1,4 @@
-"""Turns errors of an environment's code into one line that says where to look."""
+"""Converts exceptions of an environment's code into one line with the source location."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from envs.protocol import Environment
 from envs.user_code import place_of
 from rl.inference.completion import GenerationError
 
-_LONGEST = 300  # characters of the error itself
+_MAX_ERROR_LENGTH = 300  # maximum number of characters of the original error text
 
 
 class EnvironmentFailed(Exception):
-    """The environment's own code raised; the message says where, on one line."""
+    """Exception of an environment's own code; the message is one line with the location."""
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
     except GenerationError:
         raise
     except asyncio.CancelledError as error:
-        # If this task was not cancelled, the environment cancelled a task of its own.
+        # If this task was not cancelled, the environment has cancelled one of its own tasks.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
@@ -33,6 +33,6 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 
 def _explain(env: Environment, what: str, error: BaseException) -> str:
-    text = " ".join(str(error).split())[:_LONGEST]
+    text = " ".join(str(error).split())[:_MAX_ERROR_LENGTH]
     place = place_of(error, type(env).__module__)
     return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

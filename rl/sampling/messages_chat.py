@@ -1,7 +1,7 @@
-"""Talks to any OpenAI-compatible server: evaluation and remote models, never training.
+"""Chat client for any OpenAI-compatible server, for evaluation and never for training.
 
-It uses only /chat/completions, with one request per completion, because not every server supports
-`n`. The server returns no token ids, so these completions cannot be trained on.
+The client uses only /chat/completions, with one request per completion, because not every server
+supports `n`. The server returns no token ids, so these completions cannot be trained on.
 """
 
 import asyncio
@@ -16,17 +16,16 @@ from envs.http_client import HttpClient
 from envs.messages import Message, as_sent, assistant
 from rl.config.ranges import NonNegativeInt
 from rl.inference.completion import Completion, GenerationError
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpokenCompletion(Completion):
-    """A completion as a message.
+class MessageCompletion(Completion):
+    """A completion that the server returned as a message.
 
     Attributes:
-        message: parsed by the server.
-        too_long: the conversation does not fit into the model, so the message is empty.
-
+        message: the message, parsed by the server.
+        too_long: whether the conversation exceeds the model's context; `message` is then empty.
     """
 
     message: Message = field(default_factory=dict)
@@ -35,7 +34,7 @@ class SpokenCompletion(Completion):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesClient:
-    """conf/client/messages.yaml: which server, which model, and the name of the key's variable."""
+    """The settings of conf/client/messages.yaml: server, model and variable with the API key."""
 
     needs_vllm: ClassVar[bool] = False
     url: str
@@ -44,11 +43,11 @@ class MessagesClient:
     max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # refuses a wrong address before anything starts
+        _ = self.endpoint  # raises ValueError for an invalid address at the start
 
     @property
     def endpoint(self) -> ChatEndpoint:
-        """The endpoint that these options describe."""
+        """The chat endpoint of the server, built from these settings."""
         return ChatEndpoint(
             url=self.url,
             model=self.model,
@@ -60,7 +59,7 @@ class MessagesClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator["MessagesChat"]:
-        """Yield the chat; its connections are closed at the end of the block."""
+        """Yield the chat, and close its connections at the end of the block."""
         sampler = setting.sampler
         async with self.endpoint.client(
             max_concurrent=sampler.max_concurrent, timeout=sampler.rollout_timeout
@@ -70,7 +69,7 @@ class MessagesClient:
 
 @dataclass
 class MessagesChat(Chat):
-    """Messages in, messages out. The server has its own queue, so `seats` has no limit."""
+    """A chat that exchanges messages. The server has its own queue, so `seats` has no limit."""
 
     endpoint: ChatEndpoint
     client: HttpClient
@@ -79,7 +78,7 @@ class MessagesChat(Chat):
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Send `n` requests at once. Raise GenerationError if the server cannot be used."""
+        """Send `n` requests in parallel. Raise GenerationError if the server cannot be used."""
         body: dict[str, Any] = {
             "messages": [as_sent(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
@@ -91,8 +90,8 @@ class MessagesChat(Chat):
         return [*await asyncio.gather(*(self._ask(body | one) for one in seeds))]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
-        """Return the server's message, which excludes the stop text."""
-        assert isinstance(completion, SpokenCompletion)
+        """Return the message that the server parsed, without the stop text."""
+        assert isinstance(completion, MessageCompletion)
         return completion.message
 
     async def follow(
@@ -102,25 +101,25 @@ class MessagesChat(Chat):
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """Return the conversation with the turn and its reply."""
+        """Return the conversation with the policy's message and the environment's reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
-    def full(self, completion: Completion) -> bool:
-        """Return whether the server refused the conversation as too long."""
-        return isinstance(completion, SpokenCompletion) and completion.too_long
+    def fills_context(self, completion: Completion) -> bool:
+        """Return whether the server rejected the conversation as too long."""
+        return isinstance(completion, MessageCompletion) and completion.too_long
 
-    async def _ask(self, body: dict[str, Any]) -> SpokenCompletion:
+    async def _ask(self, body: dict[str, Any]) -> MessageCompletion:
         answer = await self.endpoint.ask(self.client, **body)
         if answer is None:
-            return SpokenCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
+            return MessageCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)
         choice, usage = answer.choices[0], answer.usage
-        spoken = choice.message
-        message = assistant(spoken.content or "")
-        if thought := spoken.reasoning_content or spoken.reasoning:
+        reply = choice.message
+        message = assistant(reply.content or "")
+        if thought := reply.reasoning_content or reply.reasoning:
             message["reasoning_content"] = thought
-        if spoken.tool_calls:
-            message["tool_calls"] = [_call(i, c) for i, c in enumerate(spoken.tool_calls)]
-        return SpokenCompletion(
+        if reply.tool_calls:
+            message["tool_calls"] = [_call(i, c) for i, c in enumerate(reply.tool_calls)]
+        return MessageCompletion(
             token_ids=[],
             logprobs=[],
             versions=[],
@@ -131,9 +130,9 @@ class MessagesChat(Chat):
 
 
 def _call(index: int, call: Any) -> Message:
-    """Return a tool call that the server parsed; a malformed call gets an error."""
+    """Return a tool call of the server's answer; a malformed call gets an `error`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return mistaken_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
+        return invalid_call(f"call_{index}", json.dumps(call), "the tool call is malformed")
     call_id, arguments = call.get("id") or f"call_{index}", function.get("arguments") or {}
     return checked_call(call_id, function.get("name"), arguments, json.dumps(function))

@@ -2,10 +2,10 @@
 
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
-An environment that holds the conversation itself asks speaker.py for each turn.
-An error of an environment (it raises, hangs or returns NaN) costs only that rollout. A rollout that
-raised is played again up to max_retries times. After that it has no reward, its error is counted,
-and its group trains without it.
+An environment that manages the conversation itself requests each turn from speaker.py.
+An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. A
+rollout with an exception is retried up to max_retries times. After that the rollout has no reward,
+its error is counted, and its group trains without it.
 """
 
 import asyncio
@@ -35,16 +35,15 @@ from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-_MOST_LOGGED = 100
+_MAX_LOGGED_ERRORS = 100
 
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, a mixture included.
+    """Plays the episodes of an environment, which may be a mixture.
 
     Attributes:
-        seed: of the run, from which each request derives its own; None: requests have no seed.
-
+        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
     """
 
     sampler: PolicySampler
@@ -52,10 +51,11 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
-    hinted_envs: frozenset[str] = frozenset()  # environments whose reference sees hints
-    _logged: set[str] = field(default_factory=set)  # errors that are in the log
+    hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
+    _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # max_concurrent, by name
+    # max_concurrent of each environment
+    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -63,11 +63,12 @@ class Player:
         """Return `group_size` rollouts of one example, played concurrently.
 
         In a single-turn environment short completions share one request, which is about 20 %
-        faster. Long ones do not, because the slowest one could cost all of them (`Chat.shares`).
+        faster. Long completions use separate requests, because one slow completion could make the
+        shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # with its own limits
-        with self.chat.asking(sampler).group() as chat:
+        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's options
+        with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._group(env, index, example, group_size)
 
@@ -78,50 +79,50 @@ class Player:
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
-        start = _Start(env, example, clock, seeds, hints=hints)
+        start = _RolloutInputs(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
-        # After an error here, each rollout tries again and reports the error itself.
+        # Errors are ignored here, because each rollout tries again and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
                     prompt = start.prompt = await self._open(env, example)
-                    if env.max_turns == 1 and self.chat.shares(prompt):
-                        async with clock.seated(self.chat.seats, group_size):
+                    if env.max_turns == 1 and self.chat.shares_request(prompt):
+                        async with clock.holding_seats(self.chat.seats, group_size):
                             seed = seeds.next()
                             openings = [*await self.chat.generate(prompt, group_size, seed)]
-        # A clock for each with the time that is left, so that a slow rollout costs no other.
+        # Each rollout gets a copy of the clock, so that a slow rollout does not stop the others.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
             for i, opening in enumerate(openings)
         )
         return tuple(await asyncio.gather(*map(self._play, starts)))
 
-    async def _play(self, start: "_Start") -> Rollout:
+    async def _play(self, start: "_RolloutInputs") -> Rollout:
         retries = 0
         while True:
             async with self._place(start.env):
-                rollout = await self._attempt(start)
+                rollout = await self._play_once(start)
             self._log(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
-            # A retry samples again, because the answer of the group's request has been played.
+            # A retry samples a new first turn, because the shared request's answer has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log(self, env: Environment, error: str) -> None:
-        """Log each error once, at once, because a batch may take minutes."""
-        if error and error not in self._logged and len(self._logged) < _MOST_LOGGED:
+        """Log each different error once, and immediately, because a batch may take minutes."""
+        if error and error not in self._logged and len(self._logged) < _MAX_LOGGED_ERRORS:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
 
     def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # In a dict that copies of the player share, because an evaluation queues here, too.
+        # Copies of the player share this dict, so that max_concurrent also limits evaluations.
         return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _attempt(self, start: "_Start") -> Rollout:
+    async def _play_once(self, start: "_RolloutInputs") -> Rollout:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
         rows = RowBuilder(start.hints)
@@ -131,9 +132,9 @@ class Player:
         try:
             async with clock.running():
                 if env.holds_conversation:
-                    episode.stop_reason = await self._listen(start, episode, rows)
+                    episode.stop_reason = await self._play_in_environment(start, episode, rows)
                 else:
-                    episode.stop_reason = await self._converse(start, episode, rows)
+                    episode.stop_reason = await self._play_turns(start, episode, rows)
                 rewards, turn_rewards = await self._score(env, episode)
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
@@ -145,7 +146,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # An error in closing does not change the reward.
+            # An error in `close` does not change the reward.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         reward = _weighted_sum(env, rewards) if not error else None
@@ -169,14 +170,16 @@ class Player:
             blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
         )
 
-    async def _converse(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
+    async def _play_turns(
+        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
+    ) -> StopReason:
         env, opening = start.env, start.opening
         prompt = start.prompt or await self._open(env, start.example)
         while True:
-            if self.chat.room(prompt) <= 0:
+            if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.seated(self.chat.seats):
+                async with start.clock.holding_seats(self.chat.seats):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
@@ -184,28 +187,30 @@ class Player:
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
-            if completion.cut_off:  # the environment does not see half a turn
-                return self.chat.ending(completion)
+            if completion.cut_off:  # the environment never receives an incomplete turn
+                return self.chat.stop_reason(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
             if reply is None:
                 return StopReason.STOP
             if episode.turns >= env.max_turns:
                 return StopReason.MAX_TURNS
-            with as_environment_error(env, "reply"):  # its messages may be malformed
+            with as_environment_error(env, "reply"):  # the reply's messages may be malformed
                 episode.messages += reply
                 prompt = await self.chat.follow(prompt, completion, message, reply)
 
-    async def _listen(self, start: "_Start", episode: Episode, rows: RowBuilder) -> StopReason:
+    async def _play_in_environment(
+        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
+    ) -> StopReason:
         speaker = Speaker(
-            *(self.chat, rows, episode, lambda: start.clock.seated(self.chat.seats)),
+            *(self.chat, rows, episode, lambda: start.clock.holding_seats(self.chat.seats)),
             *(start.seeds, start.env.opened),
         )
         try:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.check()  # raises vLLM's error, if the environment raised because of it
+            speaker.check()  # raises vLLM's error, if that error made the environment raise
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:
@@ -218,15 +223,15 @@ class Player:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:  # the first rollout that it scores
+        if rewards and env.name not in self._checked:  # only once per environment
             _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
 
 
 @dataclass
-class _Start:
-    """What a rollout starts from; a retry starts from the same."""
+class _RolloutInputs:
+    """The inputs of one rollout: environment, example, clock, seeds and shared results."""
 
     env: Environment
     example: Example
@@ -234,7 +239,7 @@ class _Start:
     seeds: RequestSeeds
     prompt: Prompt | None = None  # None: not rendered yet
     hints: Hints | None = None  # None: no reference sees hints
-    opening: Completion | None = None  # the first answer, if the group shared one request
+    opening: Completion | None = None  # first completion, if the group shared one request
 
 
 def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
@@ -248,7 +253,7 @@ def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | Non
 
 
 def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `score` lacks a weighted reward, which would always count as 0."""
+    """Raise ValueError if `score` does not return a reward that has a weight."""
     weighted = [name for name, weight in env.reward_weights.items() if weight]
     missing = [name for name in weighted if name not in rewards]
     if not missing:

@@ -1,7 +1,7 @@
 """Tests whether a chat format rewrites earlier turns.
 
-A renderer's own answer (`is_prefix_stable`) is cautious. The probe therefore takes the steps of a
-rollout: a prompt, a completion with thinking, and the prompt after the environment's reply.
+The renderer's property `is_prefix_stable` is too cautious. The test therefore repeats the steps of
+a rollout: a prompt, a completion with thinking, and the prompt after the environment's reply.
 """
 
 import logging
@@ -24,7 +24,7 @@ async def rewrites(chat: Chat, renderer: Renderer) -> bool:
     """Return whether the prompt of a second turn fails to begin with all tokens of the first."""
     opening = await chat.open([QUESTION], None)
     completion = Completion(
-        token_ids=spoken(renderer, opening.token_ids),
+        token_ids=thinking_completion(renderer, opening.token_ids),
         logprobs=[],
         versions=[],
         cut_off=False,
@@ -35,15 +35,15 @@ async def rewrites(chat: Chat, renderer: Renderer) -> bool:
     return following.token_ids[: len(before)] != before
 
 
-def spoken(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
-    """Return a completion with thinking after the prompt, stop token included."""
+def thinking_completion(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
+    """Return the tokens of a test completion with thinking, stop token included."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
         return renderer.encode(f"<think>\n{thinking}\n</think>\n\n{answer}")
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
     ids, owners = rendered.token_ids, rendered.message_indices
-    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt opens or closes the thinking
+    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt opens or closes the thinking block
         start = next(i for i, owner in enumerate(owners) if owner == 1)
     else:
         start = len(prompt_ids)

@@ -1,9 +1,9 @@
-"""Replaces examples whose prompt leaves no room for an answer.
+"""Replaces examples whose prompts are too long for an answer.
 
-A prompt that fills max_seq_len gives a rollout without a token, which teaches nothing and would be
-the first to finish. Each prompt is measured when its example is drawn, and another example replaces
-it if it is too long. The replacement depends on the position alone, so that a resumed run sees the
-same examples.
+A rollout whose prompt fills max_seq_len has no completion token and teaches nothing, and it would
+finish before all other rollouts. Each prompt is measured when its example is drawn. If the prompt
+is too long, another example replaces the example. The replacement depends only on the position, so
+that a resumed run uses the same examples.
 """
 
 import logging
@@ -18,11 +18,11 @@ from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_TRIES = 100  # random draws of a replacement
+_MAX_REPLACEMENTS = 100  # random replacements to try for one example
 
 
 class FittingExamples(LazyExamples):
-    """The examples of a pool; another example replaces each whose prompt is too long."""
+    """The examples of a pool, in which examples with too long prompts are replaced."""
 
     def __init__(
         self,
@@ -32,29 +32,29 @@ class FittingExamples(LazyExamples):
         max_seq_len: int,
         max_prompt_len: int | None,
     ) -> None:
-        """`max_prompt_len`: the longest prompt that is used; None: any that leaves room."""
+        """`max_prompt_len`: longest prompt to use; None: all prompts below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        # The smallest number of tokens that is too many.
+        # Prompts with this number of tokens or more are replaced.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
         if max_prompt_len is None:
             self._problem = f"fill max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
             self._problem = f"{problem}: raise it, or set it to null"
-        self._measured: dict[int, int] = {}  # index -> tokens of a prompt that is too long, or 0
+        self._measured: dict[int, int] = {}  # example index -> tokens of a too long prompt, else 0
         self._num_long = 0
         if examples:
-            self.made(0)  # refuses a data set without a usable prompt before vLLM has started
+            self.made(0)  # raises ValueError before vLLM starts if no prompt can be used
 
     def __len__(self) -> int:
         return len(self._examples)
 
     def made(self, index: int) -> Example:
         rng = Random(f"substitute:{index}")
-        draws = (rng.randrange(len(self)) for _ in range(_TRIES))
+        draws = (rng.randrange(len(self)) for _ in range(_MAX_REPLACEMENTS))
         # Few prompts may fit, so all are tried in order after the draws.
         for tried in chain([index], draws, range(len(self))):
-            if not self._excess(tried):
+            if not self._too_long_length(tried):
                 return self._examples[tried]
         shortest = min(self._measured.values())
         raise ValueError(
@@ -62,13 +62,13 @@ class FittingExamples(LazyExamples):
             f"The shortest has {shortest} tokens"
         )
 
-    def _excess(self, index: int) -> int:
-        """Return the tokens of a prompt that is too long, or 0; measure it at the first call."""
+    def _too_long_length(self, index: int) -> int:
+        """Return the number of tokens of a too long prompt, else 0; the result is cached."""
         if index not in self._measured:
             example = self._examples[index]
-            tokens = self._measured[index] = self._length_of_long(example)
+            tokens = self._measured[index] = self._measure_too_long(example)
             self._num_long += tokens > 0
-            if tokens and self._num_long.bit_count() == 1:  # 1, 2, 4, ... of them
+            if tokens and self._num_long.bit_count() == 1:  # warn at 1, 2, 4, ... long prompts
                 log.warning(
                     "%d of %d prompts of env %r that were drawn are replaced, because they %s. "
                     "The last one has %d tokens",
@@ -76,10 +76,10 @@ class FittingExamples(LazyExamples):
                 )
         return self._measured[index]
 
-    def _length_of_long(self, example: Example) -> int:
-        """Return the tokens of a prompt that is too long; 0 if it fits, or if that is unknown."""
+    def _measure_too_long(self, example: Example) -> int:
+        """Return the number of tokens of a too long prompt; 0 if it fits or cannot be measured."""
         env = self._env.environment_of(example)
-        if env.holds_conversation:  # the environment builds its own prompt
+        if env.holds_conversation:  # the environment builds the prompt during the episode
             return 0
         try:
             length = self._chat.measure(env.opened(example.messages), env.tool_specs)

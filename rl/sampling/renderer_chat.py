@@ -1,12 +1,12 @@
-"""conf/client: how rollouts talk to the server, and what happens if the format rewrites history.
+"""Chat client that renders prompts in this process. The options of conf/client are:
 
-    renderer   messages -> tokens in this process (`renderers`), tokens to vLLM      the default
-    tokens     messages -> tokens by the server's own chat template, tokens to vLLM
-    messages   text to any OpenAI-compatible server: evaluation only (rl/sampling/messages_chat.py)
+    renderer   this process renders messages to tokens (`renderers`), vLLM gets tokens (default)
+    tokens     vLLM renders messages to tokens with its own chat template, then gets the tokens
+    messages   any OpenAI-compatible server gets text, for evaluation only (messages_chat.py)
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. A
-probe detects this at the start, and `on_rewrite` says what to do.
+test at the start of a run detects this, and the option `on_rewrite` selects the reaction.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -21,13 +21,13 @@ from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, decoded, load_renderer
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, mistaken_call
+from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
 
-_SLOWEST = 1.0  # tokens a second of one completion
-_MISTAKES = {  # of a tool call, by the renderer's status
+_MIN_TOKENS_PER_S = 1.0  # assumed minimum speed of a completion, in tokens per second
+_CALL_ERRORS = {  # status of a tool call that the renderer parsed -> error text
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
     "missing_name": "the tool call has no name",
@@ -38,15 +38,14 @@ _MISTAKES = {  # of a tool call, by the renderer's status
 
 @dataclass
 class RendererChat(Chat):
-    """Tokens in, tokens out. The default.
+    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens.
 
     Attributes:
-        version: the newest policy version that vLLM samples with.
-        requests: the client of a group; None outside of `group`.
-
+        version: the newest policy version with which vLLM samples.
+        requests: the vLLM client of the current group; None outside of `group`.
     """
 
-    refusal: ClassVar[type[Exception]] = Exception  # of a conversation; libraries raise anything
+    refusal: ClassVar[type[Exception]] = Exception  # raised if a conversation cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
@@ -60,7 +59,10 @@ class RendererChat(Chat):
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        sampling = {**self.sampler.sampling(self.renderer), "max_tokens": self.room(prompt)}
+        sampling = {
+            **self.sampler.sampling(self.renderer),
+            "max_tokens": self.max_new_tokens(prompt),
+        }
         if seed is not None:
             sampling["seed"] = seed
         assert self.requests is not None, "only within group()"
@@ -68,13 +70,13 @@ class RendererChat(Chat):
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Parse the sampled tokens; calls that cannot be parsed keep their text and say why."""
+        """Parse the sampled tokens; an unparsable tool call keeps its text and gets an `error`."""
         if completion.stop is None:
             return self._parsed(prompt, completion.token_ids)
         return self._parsed(prompt, before_stop(self.renderer, completion))
 
     def _sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
-        """Return the message as history holds it: all that was sampled, the stop text included."""
+        """Return the message for the history, with the whole sampled text and the stop text."""
         return message if completion.stop is None else self._parsed(prompt, completion.token_ids)
 
     def _parsed(self, prompt: Prompt, token_ids: list[int]) -> Message:
@@ -83,7 +85,7 @@ class RendererChat(Chat):
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 parsers of a library may raise anything
-            return self._unreadable(token_ids, error)
+            return self._unparsable(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -91,17 +93,17 @@ class RendererChat(Chat):
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unreadable(self, token_ids: list[int], error: Exception) -> Message:
-        """Return a message for a turn that cannot be parsed: its text, and a call with an error."""
+    def _unparsable(self, token_ids: list[int], error: Exception) -> Message:
+        """Return an unparsable turn as a message with its text and a call that has an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
-        return {**assistant(content), "tool_calls": [mistaken_call("call_0", "", mistake)]}
+        return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Extend the tokens so far; if the format does not allow it, render everything again."""
-        # Not rendered again, because encoding the decoded text may give other tokens.
+        """Append completion and reply to the prompt, or render again if the format requires it."""
+        # The bridge keeps the sampled tokens, because rendering their text may give other tokens.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -116,24 +118,24 @@ class RendererChat(Chat):
     async def rendered_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the whole conversation; as text, if the format cannot render the policy's turn."""
+        """Render the conversation, with the plain text of turns that the format cannot render."""
         try:
             turn = self._sampled(prompt, completion, message)
             return await self.open([*prompt.messages, turn, *reply], prompt.tools)
         except self.refusal:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # An error from here on is the reply's.
+            # An error here is caused by the reply, because plain text can be rendered.
             return await self.open([*prompt.messages, text, *reply], prompt.tools)
 
-    def room(self, prompt: Prompt) -> int:
-        """Return the token limit of the turn, or what the context still holds."""
+    def max_new_tokens(self, prompt: Prompt) -> int:
+        """Return the maximum length of a completion, limited by max_tokens and max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
-    def shares(self, prompt: Prompt) -> bool:
-        """Return whether even a slow completion ends in time, so that no group is lost."""
-        return 0 < self.room(prompt) <= self.sampler.rollout_timeout * _SLOWEST
+    def shares_request(self, prompt: Prompt) -> bool:
+        """Return whether even slow completions end before the timeout if they share a request."""
+        return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
-    def full(self, completion: Completion) -> bool:
+    def fills_context(self, completion: Completion) -> bool:
         """Return whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
@@ -150,25 +152,25 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
     call_id = parsed.id or f"call_{index}"
     if parsed.status == "ok":
         return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
-    mistake = _MISTAKES.get(parsed.status, str(parsed.status))
-    return mistaken_call(call_id, parsed.raw, mistake, parsed.name)
+    mistake = _CALL_ERRORS.get(parsed.status, str(parsed.status))
+    return invalid_call(call_id, parsed.raw, mistake, parsed.name)
 
 
 def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
     """Return the tokens of a completion before its stop text (`sampler.stop`).
 
         sampled    The answer is 5.</answer>    trained on, because the policy chose these tokens
-        message    The answer is 5.             what the environment reads, as in the OpenAI API
-        history    The answer is 5.</answer>    what the policy sees in its next turn
+        message    The answer is 5.             sent to the environment, as in the OpenAI API
+        history    The answer is 5.</answer>    shown to the policy in its next turn
 
-    vLLM stops at the token that completes the text. The text may begin and end within a token, so a
-    token may be split.
+    vLLM stops after the token that completes the stop text. The stop text may begin or end inside a
+    token, so that token may be split.
     """
-    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # where every renderer family stores it
+    tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     token_ids = completion.token_ids
     text, stop, _ = tokenizer.decode(token_ids).partition(completion.stop or " ")
     if not stop:
-        return token_ids  # only the tokens decoded one by one contain it
+        return token_ids  # the stop text appears only if tokens are decoded one by one
     for end in range(len(token_ids), -1, -1):
         head = tokenizer.decode(token_ids[:end])
         if text.startswith(head):
@@ -179,7 +181,7 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
 def render(
     renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
 ) -> list[int]:
-    """Return the prompt ids; casts, because `renderers` has stricter types for messages."""
+    """Return the token ids of a prompt. The casts are needed for the types of `renderers`."""
     return renderer.render_ids(
         cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
     )
@@ -187,18 +189,17 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class RendererClient:
-    """conf/client/renderer.yaml: tokens in, tokens out, rendered in this process."""
+    """The default client: this process renders prompts to tokens (conf/client/renderer.yaml)."""
 
     needs_vllm: ClassVar[bool] = True
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[RendererChat]:
-        """Load the renderer and open the connections.
+        """Load the renderer and open the connections to vLLM.
 
         Raises:
-            ValueError: history would be rewritten, and on_rewrite=refuse.
-
+            ValueError: the chat format rewrites history, and on_rewrite=refuse.
         """
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
@@ -206,9 +207,11 @@ class RendererClient:
             limit, version = setting.max_seq_len, setting.version
             chat = RendererChat(setting.sampler, renderer, client, limit, version, seats=seats)
             if setting.has_turns and await rewrites(chat, renderer):
-                choices = "extend (keep it, one row), fork (drop it as the format does) or refuse"
+                choices = (
+                    "extend (keep thinking, one row), fork (drop thinking, several rows) or refuse"
+                )
                 report_rewriting(self.on_rewrite, choices)
-                # A fork needs nothing here: row_builder.py compares each prompt with the last row.
+                # on_rewrite=fork needs no action, because row_builder.py detects rewritten prompts.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat
@@ -223,6 +226,6 @@ class RendererClient:
 
 
 def vllm_client(setting: ChatSetting) -> VLLMClient:
-    """Return the client of the run's vLLM, not yet connected."""
+    """Return a client of the run's vLLM replicas that is not connected yet."""
     timeout = setting.sampler.rollout_timeout
     return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)

@@ -1,8 +1,8 @@
-"""Builds training rows from the turns of one rollout, so that each row is what the server saw.
+"""Builds training rows from the turns of one rollout, with exactly the tokens that vLLM saw.
 
-In each turn the server receives a prompt and samples a completion. While every prompt starts with
-all tokens so far, the rollout stays one row. A prompt that rewrites history starts a new row: a
-fork.
+In each turn vLLM receives a prompt and samples a completion. While every prompt starts with all
+tokens of the earlier turns, the rollout stays one row. A prompt that rewrites history starts a new
+row, which is called a fork.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,13 +14,13 @@ from rl.inference.completion import Completion
 from rl.records import SampledColumns, TrainingRow, columns_of
 
 Hint = Callable[..., Awaitable[list[int]]]
-"""(prompt that begins a row) -> the tokens that a reference with hints sees instead of it"""
+"""Function from a prompt that begins a row to the tokens of the prompt with its hint."""
 
 _COLUMNS = columns_of(SampledColumns)
 
 
 class GrowingRow:
-    """A training row while tokens are appended to it."""
+    """A training row to which tokens are appended."""
 
     def __init__(self) -> None:
         self.hinted_prompt: list[int] | None = None
@@ -28,22 +28,22 @@ class GrowingRow:
 
     @property
     def token_ids(self) -> list[int]:
-        """All tokens so far."""
+        """The token ids that have been appended."""
         return self._values["token_ids"]
 
     def extend(self, token_ids: Sequence[int], **values: Sequence[Any]) -> None:
-        """Append tokens; a column that is not given gets its fill value."""
+        """Append tokens; a column that is missing in `values` gets its fill value."""
         for name, column in _COLUMNS.items():
             given = token_ids if name == "token_ids" else values.get(name)
             self._values[name] += [column.fill] * len(token_ids) if given is None else given
 
     def sampled(self, token_ids: Sequence[int], turn: int, **values: Sequence[Any]) -> None:
-        """Append the tokens that the policy chose in one turn."""
+        """Append the tokens that the policy sampled in one turn."""
         count = len(token_ids)
         self.extend(token_ids, completion_mask=[True] * count, turns=[turn] * count, **values)
 
     def freeze(self) -> TrainingRow:
-        """Return the row."""
+        """Return the finished row with arrays instead of lists."""
         hinted = self.hinted_prompt
         return TrainingRow(
             **{name: np.array(self._values[name], c.dtype) for name, c in _COLUMNS.items()},
@@ -52,17 +52,17 @@ class GrowingRow:
 
 
 class RowBuilder:
-    """The rows of one rollout, oldest first."""
+    """The training rows of one rollout, oldest first."""
 
     def __init__(self, hints: Hint | None = None) -> None:
-        """`hints`: what a reference sees instead of a prompt; None: it sees the same prompt."""
+        """`hints` renders prompts for a reference that sees hints; None: no reference does."""
         self._hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0
         self.num_untracked_tokens = 0
 
     def turn(self, completion: Completion) -> None:
-        """Add a turn: the server saw the whole prompt and sampled these tokens after it."""
+        """Append the prompt's new tokens and the completion to the newest row or to a new row."""
         self.num_untracked_tokens += completion.num_untracked_tokens
         prompt = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
@@ -79,12 +79,12 @@ class RowBuilder:
         self._num_turns += 1
 
     async def hint(self, prompt: object) -> None:
-        """Store what a reference with hints sees instead of `prompt`, if `prompt` began a row."""
-        row = self._rows[-1]  # before the await: a concurrent turn may begin another row meanwhile
+        """Store the hinted tokens of `prompt`, if it began a row and the reference sees hints."""
+        row = self._rows[-1]  # before the await, because a concurrent turn may begin another row
         if self._hints is not None and row.hinted_prompt is None:
             row.hinted_prompt = await self._hints(prompt)
 
     def freeze(self) -> tuple[TrainingRow, ...]:
-        """Return the rows that hold a token to train on."""
+        """Return the rows that contain a completion token."""
         rows = (row.freeze() for row in self._rows)
         return tuple(row for row in rows if row.completion_mask.any())

@@ -1,4 +1,4 @@
-"""conf/sampler: how vLLM draws tokens, and how long a rollout may take."""
+"""The sampling options of conf/sampler, and the seeds of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySampler:
-    """Samples rollouts of the policy in training; conf/sampler/async.yaml explains the options."""
+    """The sampling options of the policy in training; conf/sampler/async.yaml explains them."""
 
     uses_vllm: ClassVar[bool] = True
     max_staleness: NonNegativeInt
@@ -43,7 +43,7 @@ class PolicySampler:
     def changed(self) -> dict[str, Any]:
         """Return the temperature and the parameters that differ from their neutral value.
 
-        A server that knows only the OpenAI API refuses the other parameters.
+        A server that supports only the OpenAI API rejects the other parameters.
         """
         values = {name: getattr(self, name) for name in _NEUTRAL}
         changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
@@ -61,8 +61,8 @@ class PolicySampler:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # Only with a stop text does vLLM decode while it samples. A special token may be part
-            # of a stop text.
+            # vLLM decodes during sampling only if there is a stop text, which may contain special
+            # tokens.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
 
@@ -71,13 +71,13 @@ class PolicySampler:
 class RequestSeeds:
     """The seeds of one attempt at a rollout, one per turn, so that a run can be repeated.
 
-        run seed, group index, rollout, attempt, turn ---> seed of a request, of completion j: + j
+        run seed, group index, rollout, attempt, turn ---> seed (completion j: seed + j)
 
-    A seed depends on neither time nor order. A copy (`replace`) begins at the first turn. The
-    server decides whether the logits are the same, too (conf/sampler).
+    A seed does not depend on time or on the order of requests. A copy (`replace`) starts at the
+    first turn. Equal seeds repeat a run only if the server repeats the logits (conf/sampler).
 
     Attributes:
-        seed: of the run; None: requests have no seed (`sampler.seeded`).
+        seed: seed of the run; None: requests have no seed (`sampler.seeded`).
 
     """
 
@@ -93,5 +93,5 @@ class RequestSeeds:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
         self._turns += 1
-        # 56 bits, because a group's completions count up from here and vLLM accepts 63 bits.
+        # 56 bits, because vLLM accepts 63 bits and completion j of a request adds j.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

@@ -1,9 +1,9 @@
-"""The policy for environments that hold the conversation: messages in, one turn out.
+"""Samples the policy's turns for environments that manage the conversation themselves.
 
-    messages, tools -> prompt -> server -> Completion -> a row, and the message in it
+    messages, tools -> prompt -> server -> Completion -> training row and message
 
-The environment passes the whole conversation at each turn, like a client of a chat endpoint. If it
-repeats the conversation up to the last turn, the sampled tokens are extended. If it changed any
+The environment passes the whole conversation at each turn, like a client of a chat endpoint. If all
+earlier messages are unchanged, the sampled tokens are extended. If the environment changed an
 earlier message, the conversation is rendered again and the rollout forks.
 """
 
@@ -22,14 +22,13 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Answers one episode's environment; every turn is recorded in `rows` and in the episode.
+    """The policy in one episode; every turn is recorded in `rows` and in the episode.
 
     Attributes:
-        engine: entered while the server works.
-        seeds: one for each turn.
-        opened: adds the system prompt of the configuration.
-        stop_reason: why the newest turn ended, or CONTEXT if the context has no room for another.
-
+        engine: returns a context manager that is entered during each server request.
+        seeds: the seeds of the requests, one per turn.
+        opened: adds the configured system prompt to messages.
+        stop_reason: why the newest turn ended; CONTEXT if the context cannot hold another turn.
     """
 
     chat: Chat
@@ -39,7 +38,7 @@ class Speaker:
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
-    # Conversation, prompt and completion of the newest turn:
+    # Conversation, prompt and completion of the newest turn.
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
 
@@ -47,15 +46,14 @@ class Speaker:
         """Return the policy's turn after `messages`.
 
         Raises:
-            ContextFull: max_seq_len leaves no room for it.
-
+            ContextFull: the prompt fills max_seq_len.
         """
         messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
-        if self.chat.room(prompt) <= 0:
+        if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
-        # Before the await, because an environment may ask for two turns at once.
+        # Drawn before the await, because an environment may request two turns in parallel.
         seed = self.seeds.next()
         try:
             async with self.engine():
@@ -68,7 +66,7 @@ class Speaker:
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
-        self.stop_reason = self.chat.ending(completion)
+        self.stop_reason = self.chat.stop_reason(completion)
         self.episode.messages = list(conversation)
         self.episode.turns += 1
         self.episode.tool_calls += len(message.get("tool_calls") or [])
@@ -84,7 +82,7 @@ class Speaker:
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
-            # Only if a reply was added and nothing else changed, the tokens so far stay.
+            # The sampled tokens are kept only if a reply was added and nothing else changed.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same(before, repeated):
@@ -93,7 +91,7 @@ class Speaker:
 
 
 def _same(before: list[Message], repeated: list[Message]) -> bool:
-    """Return whether the messages are equal, except for reasoning, which clients drop, and ids."""
+    """Return whether messages are equal apart from ids and reasoning, which clients may drop."""
     return [_content(m) for m in before] == [_content(m) for m in repeated]
 
 
@@ -104,7 +102,7 @@ def _content(message: Message) -> tuple[object, ...]:
 
 
 def _arguments(given: object) -> object:
-    """Return arguments as a value; text that is not JSON stays text."""
+    """Return a tool call's arguments as a value; text that is not JSON stays text."""
     if not isinstance(given, str):
         return given
     try:

@@ -1,10 +1,10 @@
-"""Renders prompts by the server's own chat template; completions are tokens.
+"""Chat client that lets vLLM render prompts with its own chat template.
 
     messages --/tokenize--> token ids --/inference/v1/generate--> tokens, logprobs, versions
 
-vLLM's /v1/chat/completions returns token ids, too, but no policy version per token. Every turn is
-rendered again, so a rollout stays one row only while the template repeats the sampled tokens
-exactly. Otherwise the rollout forks (row_builder.py), so that only sampled tokens are trained.
+vLLM's /v1/chat/completions is not used, because it returns no policy version per token. vLLM
+renders the whole conversation again before every turn. The rollout stays one training row while
+each prompt repeats the sampled tokens exactly. Otherwise the rollout forks (row_builder.py).
 """
 
 import asyncio
@@ -26,34 +26,33 @@ from rl.sampling.renderer_chat import RendererChat, vllm_client
 
 @dataclass
 class TokensChat(RendererChat):
-    """The server renders; the renderer only parses.
+    """A chat whose prompts vLLM renders and whose completions `renderer` parses.
 
     Attributes:
-        on_rewrite: what to do if the template rewrites history; None: a single turn.
-
+        on_rewrite: reaction if the chat template rewrites history; None: there is only one turn.
     """
 
     refusal: ClassVar[type[Exception]] = ValueError
     on_rewrite: Literal["fork", "refuse"] | None = None
-    # One probe, shared with copies. Not in `connect`, because vLLM may still start, and does not
-    # know an adapter before the first push.
+    # The task that tests the template, shared with copies. `connect` cannot start the task, because
+    # vLLM may still be starting, and has no adapter before the first push.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def ready(self) -> None:
-        """Probe the server's template, once."""
+        """Test once whether the server's chat template rewrites history."""
         if self.on_rewrite is None:
             return
         if not self._probe:
             self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
-        await asyncio.shield(self._probe[0])  # a cancelled group must not cancel the probe
+        await asyncio.shield(self._probe[0])  # cancelling a group must not cancel the test
 
     async def _probed(self, on_rewrite: str) -> None:
         if await rewrites(self, self.renderer):
-            choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps it"
+            choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps thinking"
             report_rewriting(on_rewrite, choices)
 
     def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
-        """Return None, because vLLM may not be up yet."""
+        """Return None, because only vLLM can count the tokens, and vLLM may not run yet."""
         return None
 
     async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -63,13 +62,13 @@ class TokensChat(RendererChat):
     async def follow(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Let the server render the conversation again."""
+        """Let the server render the whole conversation again."""
         return await self.rendered_again(prompt, completion, message, reply)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokensClient:
-    """conf/client/tokens.yaml: the server's own chat template, then tokens in, tokens out."""
+    """The tokens client: vLLM renders prompts and returns tokens (conf/client/tokens.yaml)."""
 
     needs_vllm: ClassVar[bool] = True
     measures_prompts: ClassVar[bool] = False
@@ -77,7 +76,7 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[TokensChat]:
-        """Open the connections; `TokensChat.ready` asks the server before the first group."""
+        """Open the connections; `TokensChat.ready` sends requests before the first group."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             yield TokensChat(

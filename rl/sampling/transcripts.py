@@ -1,7 +1,7 @@
-"""Reads conversations from files: supervised distillation from a teacher's text.
+"""Sampler that reads conversations from files, for supervised training on a teacher's text.
 
-The files are JSON lines with `messages`, such as the rollout files of a run. Their rewards select
-the teacher's best answers:
+Each line of a file is a JSON object with `messages`, for example a line of a run's rollout files.
+Rewards in the files select the teacher's best answers (`sampler.min_reward`):
 
     python train.py loss=sft sampler=transcripts sampler.path="outputs/teacher/rollouts/*.jsonl"
 """
@@ -24,12 +24,11 @@ _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptSampler(Imitator):
-    """conf/sampler/transcripts.yaml.
+    """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files.
 
     Attributes:
-        path: a file, or a pattern of files, of JSON lines with `messages` (OpenAI form).
-        min_reward: lines with a lower `reward`, or none, are left out; None: all are used.
-
+        path: a file or a glob pattern of JSON lines with `messages` (OpenAI format).
+        min_reward: ignore lines with a lower `reward` or without one; None: use all lines.
     """
 
     path: str
@@ -44,10 +43,10 @@ class TranscriptSampler(Imitator):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of this environment, or without one, drawn with replacement."""
-        # Cached since the constructor.
+        """Yield random conversations, with replacement, of `env` or of no environment."""
+        # The constructor has already filled the cache of this function.
         known = read_conversations(self.path, self.min_reward)
-        # Other environments' conversations need other prompts; used only if there are no own ones.
+        # Conversations of other environments are only a fallback, because their prompts differ.
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
@@ -57,18 +56,18 @@ class TranscriptSampler(Imitator):
 
 @cache
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return environment ("" for none) and messages of each line, files by name, lines in order.
+    """Return (environment or "", messages) of each line, with the files sorted by name.
 
-    A last turn that was cut off gets `cut_off`, because it has no stop token. A turn that was cut
-    off in a thought or a tool call is left out, because no format can render it.
+    If the last turn was cut off, its message gets `cut_off`, because the turn has no stop token. A
+    conversation that was cut off in a thought or a tool call is left out, because no chat format
+    can render it.
 
     Raises:
-        ValueError: a line is no JSON object with `messages`.
-
+        ValueError: a line is not a JSON object with `messages`.
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # Not splitlines(), which splits at some characters inside a text, too.
+        # Not splitlines(), which also splits at some characters inside a text.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue

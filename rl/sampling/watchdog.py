@@ -25,13 +25,13 @@ _INTERVAL_S = 0.5
 
 
 class Watchdog:
-    """A context manager inside the loop that it watches."""
+    """A context manager that reports code which blocks the current event loop."""
 
     def __init__(
-        self, say: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
+        self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
     ) -> None:
-        """`say` shows a line on the screen; `patience`: seconds until a block is reported."""
-        self._say, self._patience, self._interval = say, patience, interval
+        """`show` displays a message; `patience`: seconds until blocking code is reported."""
+        self._show, self._patience, self._interval = show, patience, interval
         self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
         self._ended = threading.Event()
         self._alive = True
@@ -45,7 +45,7 @@ class Watchdog:
         self._ended.set()
 
     def blocked(self) -> float:
-        """Return for how many seconds the current task blocked all others since the last call."""
+        """Return for how many seconds the current task blocked the loop since the last call."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -56,7 +56,7 @@ class Watchdog:
             if self._alive:
                 self._alive, asked_at, reported_s = False, now, 0.0
                 self._loop.call_soon_threadsafe(self._note_alive)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # at growing intervals
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # at doubling intervals
                 reported_s = now - asked_at
                 self._report(reported_s)
 
@@ -67,17 +67,17 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds  # the whole time, not only since the last report
+        self._blocked[task] = seconds  # seconds since the block began
         message = (
-            f"all rollouts stand still for {seconds:.0f} s: {_place(frame)} blocks the event loop; "
-            "make it a plain function (`def`: it gets a thread), or await something that does not"
+            f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
+            "write a plain `def` function, which runs in a thread, or await non-blocking code"
         )
         log.warning("%s", message)
-        self._say(message)
+        self._show(message)
 
 
-def _place(frame: FrameType) -> str:
-    """Return the innermost line that is not in a library."""
+def _location(frame: FrameType) -> str:
+    """Return function, file and line of the innermost frame that is not in a library."""
     own = (f for f, _ in walk_stack(frame) if not is_library(f.f_code.co_filename))
     frame = next(own, frame)
     code = frame.f_code

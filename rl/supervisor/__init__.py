@@ -1,1 +1,1 @@
-"""The process on the terminal: prepare, start, watch."""
+"""The supervisor process: it prepares a run, starts the run's processes and watches them."""

@@ -1,7 +1,7 @@
-"""The child processes of one run: started at once, watched until the trainer has finished.
+"""Start the child processes of one run and watch them until the trainer has finished.
 
-The supervisor starts the ranks itself, without torchrun's agent: this saves a process and an import
-of torch, gives each rank its own log, and needs no port, because ranks of one host meet in a file.
+The supervisor starts the ranks itself, without torchrun's agent. This saves a process and an import
+of torch. Each rank has its own log. Ranks of one host need no port, because they connect by a file.
 """
 
 import os
@@ -29,14 +29,14 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_SEEN_S = 5.0  # from the end of a process until its host is known to be lost
-_FULL_BYTES = 1 << 16  # a disk with less space is full for every writer
-_KERNELS_KEPT = "64"  # enough for one micro-batch, because all layers share them
-STOPPING = "stopping after this step; its checkpoint comes first (a second signal ends at once)"
+_LOSS_TIMEOUT_S = 5.0  # longest delay until the loss of a host is detected
+_FULL_BYTES = 1 << 16  # a disk with less free space counts as full
+_KERNELS_KEPT = "64"  # per cache; enough for a micro-batch, because all layers share kernels
+STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
 class Children:
-    """The child processes of one run."""
+    """The child processes of one run: vLLM servers, the rollouts process and trainer ranks."""
 
     def __init__(
         self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan, hosts: Hosts
@@ -48,13 +48,13 @@ class Children:
         self._begun = False
 
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Start vLLM, then the others, which read what `complete` adds to config.yaml."""
+        """Start vLLM, let `complete` finish config.yaml, then start the other processes."""
         folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
         complete()
         world, listening, meeting = len(self._plan.ranks), {}, {}
-        if self._run.cluster.spans_hosts:  # ranks that share no file meet at the first rank
+        if self._run.cluster.spans_hosts:  # the ranks connect through a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
         self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], listening)
@@ -65,7 +65,7 @@ class Children:
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
     def _watched_replicas(self) -> Replicas:
-        """Return the vLLMs of this run, not yet started."""
+        """Create the vLLM servers of this run, without starting them."""
         run, folder = self._run, self._run_folder
         if run.inference.is_external:
             servers: ExternalServers = build(run.inference)()
@@ -89,7 +89,7 @@ class Children:
         )
 
     def _own_replicas(self) -> list[Replica]:
-        """Return the vLLMs that this run starts, and where each of them will listen."""
+        """Return the vLLM servers that this run starts, with the addresses that they will use."""
         inference, cluster = self._run.inference, self._run.cluster
         private, names = self._run_folder.private, inference.names
         if inference.listen == "unix" and not cluster.spans_hosts:
@@ -101,7 +101,7 @@ class Children:
         return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
 
     def _start_vllm(self, replica: Replica) -> Process | None:
-        """Start one vLLM; return None if it is external."""
+        """Start one vLLM server; return None for an external server."""
         if self._run.inference.is_external:
             return None
         number = self._run.inference.names.index(replica.name)
@@ -114,36 +114,36 @@ class Children:
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
         env = {**self._run_folder.private.environment(), **env}
-        # These processes treat a first TERM as a scheduler's notice, so it does not end them.
+        # These processes survive their first TERM, which may be a scheduler's notice.
         start = Start(name, command, self._run_folder.log_of(name), env, ends_on_term=False)
         self._children[name] = (host or self._hosts.here).start(start)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
-        """Return when every trainer rank has finished; raise RunFailed when anything else ends.
+        """Return when all ranks have finished. Raise RunFailed if another process ends early.
 
-        A stop request takes effect after the present step; before the first step, at once.
+        A stop request ends the run after the current step, or immediately before the first batch.
         """
         trainers = self._trainers()
         while True:
             tick()
             begun = self._has_begun()
-            if stop.asked:  # first, because the signal may have ended the processes, too
+            if stop.asked:  # check this first, because the signal may also have ended processes
                 self._ask_to_stop()
-            # The supervisor or a signalled process wrote the file. Without a step it has no effect.
+            # Ignore the stop file before the first batch, because there is nothing to save yet.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_reported()  # a failed process may have made the ranks save and end
+                self._raise_reported()  # a failure may have made the ranks save and end
                 return
-            if self._replicas:  # before the others, because they fail when vLLM does
+            if self._replicas:  # check vLLM first, because the other processes fail when vLLM does
                 gone = self._replicas.look(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._all_is_saved(tick) and asked:
-                            return  # a scheduler that signals every process ends vLLM, too
-                        self._raise_reported("trainer")  # report a failed save first
-                    self._explain(*gone)
-            # Ranks may end one after another with status 0; any other end comes too early.
+                            return  # a scheduler that signals every process also ends vLLM
+                        self._raise_reported("trainer")  # report a failed save before vLLM's end
+                    self._fail_with_log(*gone)
+            # Ranks may end one after another with status 0. Any other end comes too early.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:
                 self._fail(early)
@@ -154,7 +154,7 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Let the trainer save; before the first batch there is nothing to save."""
+        """Request a checkpoint and the end of the run. Interrupt a run without a first batch."""
         if not self._has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
@@ -162,8 +162,8 @@ class Children:
             say(STOPPING)
 
     def _has_begun(self) -> bool:
-        """Return True once vLLM has the first weights, so that there may be something to save."""
-        if not self._begun:  # remember it, because the status changes later
+        """Return whether the first batch has begun, so that the trainer may have a step to save."""
+        if not self._begun:  # keep True, because the status changes later
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
@@ -175,9 +175,9 @@ class Children:
             raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
 
     def _all_is_saved(self, tick: Callable[[], None]) -> bool:
-        """Let the ranks save, because without vLLM there is no batch; return whether all is saved.
+        """Let the ranks save and end, because vLLM has ended; return whether every step is saved.
 
-        Every rank must have ended well, and every finished step must be in a checkpoint.
+        This also requires that every rank has ended with status 0.
         """
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
@@ -189,15 +189,15 @@ class Children:
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _fail(self, early: Mapping[str, int | None]) -> NoReturn:
-        self._raise_lost(_LOSS_SEEN_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
+        self._raise_lost(_LOSS_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
         self._raise_reported()
         name, status = next(iter(early.items()))
-        self._explain(name, ending(status))
+        self._fail_with_log(name, ending(status))
 
     def _raise_lost(self, seconds: float) -> None:
-        """Raise HostLost if a host of ranks is lost.
+        """Raise HostLost if the host of an ended rank is lost.
 
-        Ranks on other hosts report a closed connection before the loss of the host is known.
+        Wait some seconds, because ranks may fail before the loss of another host is detected.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -207,12 +207,12 @@ class Children:
                     raise host.lost
             time.sleep(_TICK_S)
 
-    def _explain(self, name: str, what: str) -> NoReturn:
+    def _fail_with_log(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)
-        # A process that met a full disk could neither report it nor write it into its log.
+        # On a full disk, a process can write neither its failure report nor its log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
-            what = f"{what}, and no space is left at {self._run_folder.path}: make room there first"
-        if not log.exists():  # an external server logs elsewhere
+            what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
+        if not log.exists():  # an external server has no log here
             raise RunFailed(f"{name} {what}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)  # `tail` also reports a lost host
@@ -220,15 +220,15 @@ class Children:
 
 
 def _cpu_environment(place: Place) -> dict[str, str]:
-    """Return the variables that a rank needs on a CPU; none on a GPU.
+    """Return the environment variables of a rank on a CPU, or {} on a GPU.
 
-    DeepSpeed does not detect a CPU by itself. Threads that spin while they wait make a step up to
-    ten times slower as soon as another process wants a core. oneDNN keeps a kernel for each shape
-    that it has multiplied, 1,024 of them in two caches. Each micro-batch has another number of
-    completion tokens, so more than a GiB of kernels would be kept and hardly ever used again.
+    DeepSpeed does not detect CPUs. Threads that spin while they wait make a step up to ten times
+    slower as soon as another process needs a core. oneDNN caches a kernel for each matrix shape, up
+    to 1,024 kernels in two caches. Each micro-batch has a different number of completion tokens, so
+    the caches would keep more than a GiB of kernels that are hardly ever reused.
     """
     if place.devices:
         return {}
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN and of PyTorch
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN and PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

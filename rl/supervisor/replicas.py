@@ -1,11 +1,11 @@
-"""The vLLMs of a run: started, watched, and started again as long as another one serves.
+"""The vLLM servers of a run: started, watched, and restarted while another server works.
 
     starting ---> serving ---> gone: ended, closed its socket, silent, or a restart was requested
         ^                        |
-        `---- incarnation + 1 ---'   unless it is the only one, or ended too often
+        `---- incarnation + 1 ---'   unless no other server works, or this one ended too often
 
-A restarted vLLM holds old weights, so it gets no requests before the trainer has pushed to it. Its
-endpoint file only tells the other processes that the previous incarnation has ended.
+A restarted server has old weights, so it receives no requests before the trainer's next push. Its
+endpoint file tells the other processes that the previous incarnation has ended.
 """
 
 import time
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from rl.cluster.host import HostLost, Process
-from rl.inference.replica import Replica, closed
+from rl.inference.replica import Replica, refuses_connections
 from rl.inference.routes import healthy
 from rl.runtime.child import ending
 from rl.runtime.endpoint import Endpoint, restart_request
@@ -24,56 +24,55 @@ from rl.runtime.status import Status
 from rl.runtime.warning_lines import note_warning
 
 _HEALTH_EVERY_S = 5.0
-_SILENT_S = 60.0  # tolerated while other replicas serve
-_MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a replica that ends so often is not restarted
+_SILENT_S = 60.0  # tolerated silence of a server while other servers work
+_MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps is not restarted
 
-Start = Callable[[Replica], Process | None]  # None: the run does not start this one
+StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
 
 @dataclass(eq=False)
 class Watched:
-    """One vLLM and its state."""
+    """One vLLM server and its observed state."""
 
     replica: Replica
     status: Status
     child: Process | None = None
     ready: bool = False
-    began: float = 0.0  # monotonic seconds: its start
-    checked: float = 0.0  # monotonic seconds: its last answer
-    deaths: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))  # steps
+    began: float = 0.0  # start time in monotonic seconds
+    checked: float = 0.0  # time of the last answer in monotonic seconds
+    death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     @property
     def dies_too_often(self) -> bool:
-        """Whether its last deaths are so close together that another restart is useless."""
-        deaths = self.deaths
+        """Whether the last ends are so close together that another restart is useless."""
+        deaths = self.death_steps
         return len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
-    """All vLLMs of one run."""
+    """All vLLM servers of one run: starts, checks and restarts them."""
 
     def __init__(
         self,
         replicas: list[Replica],
         run_folder: RunFolder,
-        start: Start,
+        start: StartReplica,
         *,
         startup_timeout: float,
         wait_timeout: float,
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Watch these vLLMs.
+        """Store the servers without starting them.
 
         Args:
-            replicas: the vLLMs, with their addresses.
-            run_folder: of the run.
-            start: starts one vLLM.
+            replicas: the vLLM servers, with their addresses.
+            run_folder: folder of the run.
+            start: function that starts one server.
             startup_timeout: inference.startup_timeout, in seconds.
             wait_timeout: trainer.wait_timeout, in seconds.
-            num_steps: returns how many steps are done.
-            why_unusable: says why a vLLM that answers cannot be used; None if it can.
-
+            num_steps: function that returns the number of finished steps.
+            why_unusable: function that returns why a working server is unusable, else None.
         """
         self._all = [Watched(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
@@ -81,7 +80,7 @@ class Replicas:
         self._why_unusable = why_unusable
 
     def start(self) -> None:
-        """Start all of them at once."""
+        """Start all servers without waiting until they answer."""
         for one in self._all:
             self._start(one)
 
@@ -100,13 +99,13 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def look(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart the replicas that are gone; return name and cause of one that ends the run."""
-        seen = [(one, self._gone(one)) for one in self._all]
+        """Restart ended servers; return name and cause if the end of a server must end the run."""
+        seen = [(one, self._cause_of_end(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
-        # Decide before any restart, because each takes seconds and the ranks wait for this answer.
+        # Decide before any restart, because a restart takes seconds and the ranks wait for vLLM.
         another_serves = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
-            one.deaths.append(self._num_steps())
+            one.death_steps.append(self._num_steps())
             if not may_restart or not another_serves:
                 return one.replica.name, what
             if one.child is not None and one.dies_too_often:
@@ -117,27 +116,26 @@ class Replicas:
 
     def _restart(self, one: Watched, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
-        go_on = f"{others} others go on" if others > 1 else "the other one goes on"
-        again = "it is started again" if one.child is not None else "it may come back"
+        go_on = f"{others} others continue" if others > 1 else "the other one continues"
+        again = "the server is restarted" if one.child is not None else "the server may come back"
         note_warning(self._run_folder, name, f"{what}; {again}, and {go_on}")
         if one.child is not None:
             one.child.end()
             if path := one.replica.address.path:
-                path.unlink(missing_ok=True)  # vLLM cannot bind an existing path
+                path.unlink(missing_ok=True)  # vLLM cannot bind to an existing path
         one.replica = replace(one.replica, incarnation=one.replica.incarnation + 1)
         try:
             self._start(one)
         except HostLost as lost:
             self._all.remove(one)
-            one.status.set("its machine is gone")
+            one.status.set("its host is lost")
             self._publish(one.replica, 0)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
-    def _gone(self, one: Watched) -> str | None:
-        """Return how a vLLM ended, None while it runs; ask its routes every few seconds."""
+    def _cause_of_end(self, one: Watched) -> str | None:
+        """Return why a server counts as ended, else None. Check its health every few seconds."""
         if one.child is not None and one.child.returncode is not None:
-            # The server may have been killed alone. Its engine would keep the socket open, and a
-            # push would wait there.
+            # The engine may survive its server and keep the socket open, so a push would hang.
             with suppress(HostLost):
                 one.child.kill()
             return ending(one.child.returncode)
@@ -149,24 +147,24 @@ class Replicas:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # A server that was just restarted may not be complete yet, so ask it again.
+                # A restarted server may not have all routes yet, so check again later.
                 again = one.replica.incarnation > 0 and now - one.began < _SILENT_S
                 return None if again else problem
             one.ready, one.checked = True, now
             one.status.set("serving")
         elif not one.ready:
-            return self._late(one) if now - one.began > self._startup_timeout else None
-        elif closed(one.replica):
-            # Its engine died, and the server waits for the end of requests that will not end.
+            return self._startup_failure(one) if now - one.began > self._startup_timeout else None
+        elif refuses_connections(one.replica):
+            # The engine has died, and the server waits forever for open requests.
             if one.child is None:
-                return "takes no connections any more"
+                return "accepts no connections any more"
             with suppress(HostLost):
-                one.child.kill()  # the next look finds that it has ended
+                one.child.kill()  # the next call of `look` detects the end
         elif now - one.checked > self._tolerated_silence(one):
             return "has stopped answering"
         return None
 
-    def _late(self, one: Watched) -> str:
+    def _startup_failure(self, one: Watched) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
         if one.child is not None:
             return f"did not answer within {limit}"

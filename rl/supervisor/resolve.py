@@ -1,10 +1,10 @@
-"""From a composed configuration to a run with every derived value, before anything starts.
+"""Turn a composed configuration into a run with all derived values, before anything starts.
 
-check        keys, types, ranges, rules                  rl/config/check.py
-Run.of       typed nodes                                 rl/config/nodes.py
-placement    devices and threads of each process         rl/placement/placement.py
-with_plan    counts and flags that follow the devices    rl/placement/settings.py
-for_model    vLLM's memory, once the model is known      rl/placement/budget.py
+check        validates keys, types, ranges, rules        rl/config/check.py
+Run.of       creates typed nodes                         rl/config/nodes.py
+placement    assigns devices and threads to processes    rl/placement/placement.py
+with_plan    sets counts and flags for these devices     rl/placement/settings.py
+for_model    sets vLLM's memory for a known model        rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,16 +24,16 @@ from rl.runtime.devices import Host, this_host
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run and the places of its processes."""
+    """A run, the devices and threads of its processes, and its machines."""
 
-    run: Run  # with the counts of GPUs, ranks and replicas filled in, as config.yaml holds it
+    run: Run  # with the numbers of GPUs, ranks and replicas, as in config.yaml
     plan: Plan
-    machines: Sequence[Host]  # of cluster=ray: one that has what will be reserved
+    machines: Sequence[Host]  # cluster=ray: one machine with the resources to reserve
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return the run with vLLM's share of the memory, and the page that shows the plan.
+        """Return the run with vLLM's share of the memory, and a page that describes the plan.
 
-        ConfigError if the run needs more memory than the machines have.
+        Raise ConfigError if the run needs more memory than the machines have.
         """
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
@@ -43,15 +43,14 @@ class Resolved:
 
 
 def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -> Resolved:
-    """Return the run that a composed configuration describes, with the places of its processes.
+    """Return the run that a composed configuration describes, with the devices of its processes.
 
     Args:
         config: the composed configuration.
-        machines: to plan for instead of this machine.
+        machines: machines to plan for; None: this machine.
 
     Raises:
         ConfigError: the configuration is wrong, or the processes do not fit the devices.
-
     """
     check(config)
     with refused():
@@ -59,22 +58,22 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 
 def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
-    """Return a checked run with the places of its processes. ConfigError if they do not fit."""
+    """Assign devices to the processes of a checked run. Raise ConfigError if they do not fit."""
     if run.cluster.spans_hosts:
-        plan, machines = _reserved(run, machines)
+        plan, machines = _plan_reservation(run, machines)
     else:
         machines = machines or [this_host()]
         plan = placement(run, machines)
     return Resolved(with_plan(run, plan), plan, machines)
 
 
-def _reserved(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Return the plan of a run whose hosts are reserved later; a count that is null means 1."""
+def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
+    """Plan a run whose hosts are reserved later. A number that is null in the config becomes 1."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
     if machines:
-        return replace(placement(counted, machines), idle=()), machines  # other GPUs stay free
+        return replace(placement(counted, machines), idle=()), machines  # do not report other GPUs
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)
@@ -88,7 +87,7 @@ def _reserved(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence
 
 
 def on_hosts(plan: Plan, hosts: Hosts) -> Plan:
-    """Return the plan with the devices of its reserved hosts."""
+    """Return the plan with the devices of the reserved hosts."""
     if all(host is hosts.here for host in (*hosts.replicas, *hosts.ranks)):
         return plan
     inference = tuple(

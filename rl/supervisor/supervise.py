@@ -1,12 +1,12 @@
-"""The process on the terminal: resolves, prepares, starts, watches, cleans up. Imports no torch.
+"""The supervisor process: it prepares a run, starts its processes, watches them and cleans up.
 
     resolve ---> lock ---> model folder (built or fetched, warm-started once) ---> inference,
     rollouts, trainer ranks
                                                                           |
     screen <--- status/*.json, metrics.jsonl ---- watch: a process that ends too early ends the run
 
-Each process has its own process group and its own log. However the supervisor ends, the reaper ends
-the others.
+This module does not import torch. Each process has its own process group and log file. If the
+supervisor dies, the reaper ends the other processes.
 """
 
 import json
@@ -60,38 +60,37 @@ def supervise(
     command: Sequence[str],
     compose: Compose,
 ) -> float | None:
-    """Do a whole run and return the mean reward of its last ten steps (None without rewards).
+    """Supervise a whole run and return the mean reward of its last ten steps, None without rewards.
 
     Args:
         config: the composed configuration.
-        overrides: what the command line changed, as written.
+        overrides: the command-line overrides, as written.
         command: the command line before its overrides, as written.
-        compose: returns another configuration of conf/ by its name, without these overrides.
+        compose: function that composes another configuration of conf/ without these overrides.
 
     Raises:
-        ConfigError: the configuration cannot work; no step was done, and no process is left.
-        FolderUnusable: another process has the run's folder, or it cannot be written.
+        ConfigError: the configuration cannot work; no step was done, and no process remains.
+        FolderUnusable: another process uses the run's folder, or the folder cannot be written.
         RunFailed: the run ended early; the message is for the user.
-        OutOfTime: the run saved its state and ended, because max_time is over.
-        Stopped: a signal asked for the end.
-
+        OutOfTime: max_time is over; the run has saved a checkpoint and ended.
+        Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # first, because the check would only say that the folder holds a run
+    ensure_free(run_folder)  # first, because `resolve` would only report that a run exists
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # a constructor may refuse values that its signature allows
+    construct(run, CONSTRUCTED)  # a constructor may reject values that its types allow
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
-        return _repeated_result(run, run_folder)
+        return _complete_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Again under the lock, because another run may have used the folder meanwhile.
+        # Check again under the lock, because another run may have used the folder since.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # Delete the preparations of an earlier start without steps; other files are the user's.
+        # Delete the files of an earlier start without steps. All other files belong to the user.
         if run_folder.overrides.is_file() and not run_folder.has_steps():
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -107,7 +106,7 @@ def supervise(
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
-            if stop.number:  # a signal also ends the other jobs of a sweep
+            if stop.number:  # Stopped also ends the other jobs of a sweep
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
@@ -117,9 +116,9 @@ def supervise(
         return _result(run, run_folder, stop, limit)
 
 
-def _repeated_result(run: Run, run_folder: RunFolder) -> float | None:
-    """Print the summary of a run that was complete before this start, and return its result."""
-    # A start that was killed after the last step has not deleted its sockets and keys.
+def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
+    """Print the summary of an already complete run, and return its mean reward."""
+    # A start that was killed after the last step may have left its sockets and keys.
     with locked(run_folder):
         run_folder.private.clear()
     say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
@@ -128,7 +127,7 @@ def _repeated_result(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary of a run and return its result; raise the reason of an early end."""
+    """Print the summary of an ended run and return its mean reward; raise if it ended early."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = progress_of(trainer.doing) if trainer else ""
@@ -138,27 +137,27 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
-        raise Stopped(stop.number)  # which also ends a sweep
+        raise Stopped(stop.number)  # Stopped also ends a sweep
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
     return _mean_reward(run_folder)
 
 
 def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps, which a sweeper maximises."""
+    """Return the mean reward of the last ten steps, which a sweep maximises."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 @contextmanager
 def reporting_full_disk() -> Iterator[None]:
-    """Raise RunFailed with a remedy where the supervisor itself cannot write for lack of space."""
+    """Convert the error of a full disk in the block into RunFailed with a remedy."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise RunFailed(f"{error}: make room there first") from error
+        raise RunFailed(f"{error}: free disk space there first") from error
 
 
 def _say_repeated_steps(run_folder: RunFolder) -> None:
@@ -166,13 +165,13 @@ def _say_repeated_steps(run_folder: RunFolder) -> None:
     if saved < num_steps:
         say(
             f"going on after {saved} steps: the {num_steps - saved} later ones are in no "
-            f"checkpoint and are done again (their numbers: {run_folder.dropped_metrics})"
+            f"checkpoint and are repeated (their metrics: {run_folder.dropped_metrics})"
         )
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """What the warm start and the run itself share."""
+    """The objects that start and watch the processes of a run or of its warm start."""
 
     run_folder: RunFolder
     reaper: Reaper
@@ -181,10 +180,10 @@ class _Launch:
     dry_call: DryCall
 
     def prepared(self, run: Run, compose: Compose) -> Path:
-        """Return the local folder of the model, warm-started if the configuration asks for it."""
+        """Return the local folder of the base model, after its warm start if one is configured."""
         source = build(run.model)()
         if run.model.warm_start is None:
-            return _trainable(source, self.run_folder)
+            return _trainable_model(source, self.run_folder)
         supervised = RunFolder(self.run_folder.warm_start)
         first = warm_start_run(run, compose("warm_start"), supervised.path)
         with DryCall([first.plain()]) as dry_call:
@@ -193,22 +192,22 @@ class _Launch:
                 return kept
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = _trainable(source, supervised)
-            self.dry_call.learned()  # so that a wrong loss is reported before 40 s of warm start
+            model = _trainable_model(source, supervised)
+            self.dry_call.learned()  # report a wrong loss before a warm start of 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A signal ends the warm start at once, because an unfinished one is useless.
+            # A signal ends the warm start immediately, because a partial warm start is useless.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(placed(first), model, is_main=False)
-        if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped
+        if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped early
             raise RunFailed("the warm start was stopped before its end, so its model is lost")
         keep_result(supervised, kept)
         return kept
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
-        """Start all processes and watch them; only the main run saves when a signal arrives."""
+        """Start all processes and watch them. On a signal, only the main run saves a checkpoint."""
         run_folder, stop = self.run_folder, self.stop
         resolved, page = resolved.for_model(shape_of(model))
         run, plan = resolved.run, resolved.plan
@@ -224,14 +223,14 @@ class _Launch:
             run_folder.private.make_key()
         run_folder.set_model(model, fingerprint(model))
         with ExitStack() as stack:
-            # Callbacks run in reverse order: first the children end, then their sockets go.
+            # Callbacks run in reverse order, so the children end before their sockets are deleted.
             stack.callback(run_folder.private.clear)
             cluster = build(run.cluster)()
             group = run.inference.tensor_parallel_size
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
-            # vLLM starts before the dry call ends; the other processes read what it learned.
+            # vLLM starts during the dry call. The other processes need the results of the dry call.
             children.start(lambda: self.dry_call.completed(run).save(run_folder.config))
             saved = run_folder.num_saved_steps()
             with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
@@ -247,8 +246,8 @@ class _Launch:
                     stop.waits = False
 
 
-def _trainable(source: Any, run_folder: RunFolder) -> Path:
-    """Return the folder of a model that was built or fetched. ConfigError if it has none."""
+def _trainable_model(source: Any, run_folder: RunFolder) -> Path:
+    """Build or download the model and return its folder. Raise ConfigError if this fails."""
     with refused():
         model = source.prepare(run_folder.built_model)
         check_trainable(model)

@@ -1,7 +1,7 @@
-"""max_time: the run ends by itself, early enough to write its checkpoint.
+"""max_time: the run ends itself early enough to save a checkpoint.
 
-The remaining time must suffice for the present step, a checkpoint and the end of all processes. The
-estimate is the slowest of each so far, plus a quarter.
+The remaining time must suffice for one step, one checkpoint and the end of all processes. The
+estimate uses the slowest recent step and the slowest checkpoint, plus 25 %.
 """
 
 import time
@@ -13,19 +13,19 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column
 from rl.runtime.stop_request import StopRequest
 
-_LAST = 20  # steps that count; the first step may include compilation
+_RECENT_STEPS = 20  # steps in the estimate; older ones may include compilation
 _MARGIN = 1.25
-_ENDING_S = 5.0  # until every process has noticed and ended
-_CHECKPOINT_S = 30.0  # assumed before the first checkpoint
-_NONE_WRITTEN_S = 0.01  # the checkpoint phase takes less in a step that writes none
-_EVERY_S = 0.5  # between two looks
+_ENDING_S = 5.0  # seconds until every process has noticed the stop and ended
+_CHECKPOINT_S = 30.0  # assumed duration before the first checkpoint
+_NO_CHECKPOINT_S = 0.01  # a step that writes no checkpoint has a shorter checkpoint phase
+_CHECK_INTERVAL_S = 0.5  # seconds between two checks
 
 
 class TimeLimit:
-    """Asks for the end of a run when its max_time is nearly over; None means no limit."""
+    """The time limit of a run, which requests its end shortly before max_time; None: no limit."""
 
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
-        """Start the clock."""
+        """Start the timer."""
         self.is_over, self._max_time = False, max_time
         self._began, self._looked = time.time(), float("-inf")
         self._seconds = float("inf") if max_time is None else seconds_of(max_time)
@@ -33,9 +33,9 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def look(self, stop: StopRequest) -> None:
-        """Ask for the end if the time requires it; RunFailed if it is over without a step."""
+        """Request the end of the run when little time is left; RunFailed if no step was done."""
         now = time.time()
-        if self._max_time is None or self.is_over or now - self._looked < _EVERY_S:
+        if self._max_time is None or self.is_over or now - self._looked < _CHECK_INTERVAL_S:
             return
         self._looked = now
         self._rows += [row for row in self._tail.read() if row["time"] >= self._began]
@@ -44,14 +44,14 @@ class TimeLimit:
             self.is_over = stop.asked = True
         elif not self._rows and left < 0:
             raise RunFailed(
-                f"max_time={self._max_time} was over before the first step was: there is nothing "
-                "to save. Raise it"
+                f"max_time={self._max_time} was over before the end of the first step, so nothing "
+                "could be saved: raise max_time"
             )
 
 
 def seconds_to_save(rows: Sequence[Row]) -> float:
-    """Return the seconds that a step, a checkpoint and the end may take, judged by the metrics."""
-    step = max(column(list(rows[-_LAST:]), "time/step"), default=0.0)
+    """Estimate the seconds for a step, a checkpoint and the end of all processes from metrics."""
+    step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
-    known = checkpoint if checkpoint > _NONE_WRITTEN_S else _CHECKPOINT_S
+    known = checkpoint if checkpoint > _NO_CHECKPOINT_S else _CHECKPOINT_S
     return _MARGIN * (step + known) + _ENDING_S

@@ -1,7 +1,7 @@
-"""Supervised steps on an environment's demonstrations before a run, done once and cached.
+"""Warm starts: supervised steps on an environment's demonstrations, done once and cached.
 
 The warm start is an ordinary run (conf/warm_start.yaml), so supervised fine-tuning needs no second
-program. The cache folder's name is a hash of everything that the result depends on.
+program. The name of the cache folder is a hash of everything that affects the result.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 
-# The code that learns and makes batches: a change to any of its files may change the result.
+# A change to any file of these packages may change the result of a warm start.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
@@ -27,7 +27,7 @@ _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """How long and how strongly to imitate, and how often the expert errs (conf/model)."""
+    """The options of a warm start: steps, batch size, learning rate, share of wrong answers."""
 
     steps: PositiveInt
     batch_size: PositiveInt
@@ -38,24 +38,23 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return 16 hex digits that change with anything the supervised run's result depends on.
+    """Return a hash (16 hex digits) of everything that affects the result of a warm start.
 
     Args:
         first: the supervised run.
-        own_files: the source files that its dry call imported (DryCall.files).
-        read: returns the content of a source file.
-
+        own_files: the source files that the dry call of this run imported (DryCall.files).
+        read: function that returns the content of a source file.
     """
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    content["max_grad_norm"] = first.trainer.max_grad_norm  # other trainer keys change no result
-    # The warm start has its own learning rate and no turn limit, and it ignores rewards.
+    content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
+    # The warm start uses its own learning rate, has no turn limit, and ignores rewards.
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
-    # The dry call also imports files of rl that change no weight, such as those of the check.
+    # Skip files of rl that are not in _PACKAGES, because they change no weight.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
     content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
@@ -64,37 +63,36 @@ def warm_start_key(
 
 
 def _without(node: Any, *keys: str) -> Any:
-    """Return a node without these keys, also in the nodes inside it."""
+    """Return a configuration node without these keys; also remove them from nested nodes."""
     if isinstance(node, dict):
         return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
     return [_without(item, *keys) for item in node] if isinstance(node, list) else node
 
 
 def _file_hash(value: Any) -> str:
-    """Return the hash of the file that a value names; an empty text where it names no file."""
+    """Return the hash of the file whose path is `value`, "" if `value` is not such a path."""
     if not isinstance(value, str) or "\n" in value or not value:
         return ""
     try:
         path = Path(value).expanduser()
         if not path.is_file():
             return ""
-    except (OSError, RuntimeError):  # the text is too long for a path, or its ~ names no user
+    except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist
         return ""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the supervised run that makes the model `run` starts from.
+    """Return the supervised run whose result is the base model of `run`.
 
     Args:
         run: the main run.
-        recipe: conf/warm_start.yaml, composed.
-        folder: of the supervised run.
-
+        recipe: the composed conf/warm_start.yaml.
+        folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
-    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # it is too short
+    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # the run is short
     if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
@@ -120,14 +118,14 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 
 
 def keep_result(run_folder: RunFolder, target: Path) -> None:
-    """Move the exported model of a finished supervised run to `target`, whole or not at all."""
+    """Move the exported model of a finished supervised run to `target` atomically."""
     (exported,) = run_folder.exports()
-    # Copy to the file system of the target first, because a rename cannot cross file systems.
+    # Copy to the target's file system first, because a rename cannot cross file systems.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as aside:
         copy = shutil.copytree(exported, Path(aside) / "model")
         try:
             copy.rename(target)
-        except OSError:  # another run was faster; its result is the same
+        except OSError:  # another run has created the same result
             if not target.is_dir():
                 raise
     shutil.rmtree(run_folder.path)

@@ -1,1 +1,1 @@
-"""Output on the terminal while a run trains."""
+"""The terminal output while a run trains."""

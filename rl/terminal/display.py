@@ -1,6 +1,6 @@
-"""Live output on a terminal: a picture that is redrawn in place, or lines in a log file.
+"""Live output: a picture that is redrawn in place on a terminal, or lines in a log file.
 
-The screen of a run and progress bars are Displays.
+The screen of a run and the progress bars are subclasses of Display.
 """
 
 import contextlib
@@ -17,30 +17,30 @@ log = logging.getLogger(__name__)
 
 
 class Display:
-    """A context manager that shows something while its block runs.
+    """A context manager that shows live output while its block runs.
 
-    A subclass defines `picture` for a terminal and `lines` for anything else, and calls `update`
-    regularly. An error is logged once and turns the display off, but never reaches the block.
+    A subclass defines `picture` for a terminal and `lines` for any other output. The block calls
+    `update` regularly. The first error is logged and turns the display off; the block continues.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._live: Live | None = None  # None: print lines
+        self._live: Live | None = None  # None if the output is not a terminal
         self._is_on = False
         self._drawn: object = None
 
     def read(self) -> None:
-        """Read what is new."""
+        """Read new data before each output."""
 
     def state(self) -> object:
-        """Return what the picture depends on; it is redrawn on a change and every second."""
+        """Return the data that the picture shows. A change of this data causes a redraw."""
 
     def picture(self, now: float) -> RenderableType:
         """Return the picture at `now` (unix seconds)."""
         raise NotImplementedError
 
     def lines(self, now: float, *, last: bool) -> Iterable[str]:
-        """Return the lines to print at `now`; `last` at the end of the block."""
+        """Return the lines to print at `now` (unix seconds); `last` marks the end of the block."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -55,20 +55,20 @@ class Display:
         self._is_on = False
 
     def update(self, *, last: bool = False) -> None:
-        """Read what is new and show it. Cheap, and raises nothing."""
+        """Read new data and show it. This method is cheap and raises no error."""
         if not self._is_on:
             return
         try:
             self.read()
             self._show(time.time(), last)
         except Exception as error:  # noqa: BLE001 (a closed terminal must not end the run)
-            log.warning("the screen is off from here on: %s: %s", type(error).__name__, error)
+            log.warning("the screen is off after an error: %s: %s", type(error).__name__, error)
             self._is_on = False
             with contextlib.suppress(Exception):
                 self._close()
 
     def note(self, line: str, style: str = "") -> None:
-        """Print one line, above the picture if there is one."""
+        """Print one line, above the picture if there is a picture."""
         if self._live:
             self.console.print(Text(line, style))
         else:
@@ -98,6 +98,6 @@ class Display:
 
 
 def is_terminal(console: Console) -> bool:
-    """Return whether a picture can be redrawn in place."""
-    # FORCE_COLOR makes rich take any file for a terminal, so ask the file as well.
+    """Return whether the console is a terminal that can redraw a picture in place."""
+    # With FORCE_COLOR, rich treats any file as a terminal, so check the file too.
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

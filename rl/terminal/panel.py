@@ -1,6 +1,6 @@
-"""The live picture of a run: progress, reward, metrics, times, and what each process is doing.
+"""Draw the live picture of a run: progress, reward, metrics, times and process statuses.
 
-These functions only draw: they take a RunView and return something that rich can print.
+These functions only draw: they convert a RunView to objects that rich can print.
 """
 
 import time
@@ -17,12 +17,12 @@ from rich.text import Text
 from rl.runtime.metrics import Row, time_split, total_seconds
 from rl.runtime.status import ProcessStatus
 
-WINDOW = 20  # steps over which times and the remaining time are averaged
-SLOW_S = 30.0  # a phase that lasts longer is highlighted
-STEADY = ("serving", "sampling", "running", "watching", "ready", "idle", "done")  # never slow
-PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # their order on the screen
-LABEL, VALUE = 13, 9  # characters of a name and of its number
-STATISTICS = (  # name on the screen, metric, format; three to a line
+WINDOW = 20  # number of recent steps in the averages and in the estimated time
+SLOW_S = 30.0  # a longer phase is highlighted
+NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # order of the processes on the screen
+LABEL, VALUE = 13, 9  # widths of the label and number columns
+STATISTICS = (  # (label, metric, format); the screen shows three per line
     ("loss", "train/loss", ""),
     ("entropy", "train/entropy", ""),
     ("grad norm", "train/grad_norm", ""),
@@ -36,7 +36,7 @@ STATISTICS = (  # name on the screen, metric, format; three to a line
     ("at most", "staleness/max", ".0f"),
     ("mismatch", "mismatch/mean_abs", ".5f"),
 )
-ALARMS = {  # metrics that should be zero
+ALARMS = {  # metrics that should be zero, and their warnings
     "train/skipped": "step skipped: loss or gradient not finite",
     "train/nonfinite_steps": "{:.0f} steps skipped: gradient not finite",
     "rollout/errors": "{:.1%} of rollouts failed",
@@ -45,21 +45,21 @@ ALARMS = {  # metrics that should be zero
 
 @dataclass
 class RunView:
-    """What the screen knows of a run: every reward, and the last WINDOW lines of metrics."""
+    """The data of the screen: every reward of a run, and the last WINDOW lines of metrics."""
 
     run_name: str
     max_steps: int
-    started: float = field(default_factory=time.time)  # unix seconds
-    done: int = 0  # optimizer steps
-    rows: list[Row] = field(default_factory=list)  # oldest first
-    rewards: dict[int, float] = field(default_factory=dict)  # by step
+    started: float = field(default_factory=time.time)  # unix seconds of the start
+    done: int = 0  # number of optimizer steps
+    rows: list[Row] = field(default_factory=list)  # metrics, oldest first
+    rewards: dict[int, float] = field(default_factory=dict)  # mean reward by step
     statuses: dict[str, ProcessStatus] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add the next line of metrics. A repeated step replaces all lines from that step on.
+        """Add a line of metrics. A repeated step first removes the lines from that step on.
 
-        A line keeps the numbers of the last evaluation. The line of the last evaluation alone,
-        which follows the last step, is joined with the line of that step.
+        Each line inherits the results of the latest evaluation. If the last evaluation has its own
+        line, that line is merged into the line of the last step.
         """
         last = self.rows[-1] if self.rows else {}
         if row["step"] == self.max_steps and last:
@@ -74,11 +74,11 @@ class RunView:
             self.rewards[step] = row["train/reward"]
 
     def times(self, now: float) -> str:
-        """Return how long the run has taken and will still take."""
+        """Return the elapsed and the estimated remaining time as text."""
         return times(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate the remaining seconds from the last steps; None if it is unknown."""
+        """Estimate the remaining seconds from recent steps; return None without an estimate."""
         if not self.rows or self.done >= self.max_steps:
             return None
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
@@ -87,7 +87,7 @@ class RunView:
 
 
 def live_panel(view: RunView, now: float) -> RenderableType:
-    """Return the whole picture at `now` (unix seconds)."""
+    """Return the whole picture of a run at `now` (unix seconds)."""
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
@@ -99,7 +99,7 @@ def live_panel(view: RunView, now: float) -> RenderableType:
 
 
 def heading(title: str, times: str, done: int, total: int, count: str) -> RenderableType:
-    """Return two lines: title and times, then a progress bar with a text at its end."""
+    """Return two lines: title and times, then a progress bar followed by the text `count`."""
     upper, lower = (Table.grid(expand=True, padding=(0, 2, 0, 0)) for _ in range(2))
     for table in (upper, lower):
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
@@ -111,7 +111,7 @@ def heading(title: str, times: str, done: int, total: int, count: str) -> Render
 
 
 def reward_chart(view: RunView) -> RenderableType:
-    """Return the last, recent, best and evaluated reward, beside a chart over the run."""
+    """Return the last, recent, best and evaluated reward, and a chart of all rewards."""
     rewards = list(view.rewards.values())
     last, evaluated = rewards[-10:], view.rows[-1].get("eval/reward")
     labels = f"reward\nlast {len(last) or 10}\nbest"
@@ -124,7 +124,7 @@ def reward_chart(view: RunView) -> RenderableType:
 
 
 def statistics(row: Row) -> RenderableType:
-    """Return the last step's metrics in three columns, and a line of alarms if there are any."""
+    """Return the last step's metrics in three columns, followed by warnings if there are any."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(width=LABEL, style="dim", no_wrap=True)
@@ -138,21 +138,21 @@ def statistics(row: Row) -> RenderableType:
 
 
 def times_per_step(rows: list[Row]) -> RenderableType:
-    """Return the mean seconds of the last steps, and the share of each activity."""
+    """Return a line with the mean seconds per step and the share of each activity."""
     seconds = Text(f"{sum(time_split(rows).values()):.2f} s")
     shares = Text(time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
     return beside(Text("time per step"), seconds, shares)
 
 
 def time_shares(rows: list[Row]) -> str:
-    """Return the share of each activity in the time of these steps, largest first."""
+    """Return each activity's share of the step time as text, largest first."""
     split = time_split(rows)
     total = sum(split.values()) or 1.0
     return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in split.items() if s)
 
 
 def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
-    """Return one line per process; ranks in the same phase share a line."""
+    """Return one line per process. Ranks in the same phase share a line."""
     shared: dict[tuple[str, str], list[tuple[str, ProcessStatus]]] = defaultdict(list)
     for process, status in statuses.items():
         name = process.partition(".")[0].rstrip("0123456789")
@@ -167,13 +167,13 @@ def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
         label = process if num_lines[name] > 1 else name
         label = f"{name} x{len(members)}" if len(members) > 1 else label
         age = now - status.since
-        style = "yellow" if age > SLOW_S and not status.doing.startswith(STEADY) else ""
+        style = "yellow" if age > SLOW_S and not status.doing.startswith(NEVER_SLOW) else ""
         table.add_row(label, Text(status.doing, style), Text(duration(age), style))
     return table
 
 
 def number(value: float | None, spec: str = "") -> str:
-    """Format a number; without `spec` its width is steady: 12,345, 123.4, 0.734, 2.1e-05."""
+    """Format a number; without `spec` with few digits: 12,345, 123.4, 0.734, 2.1e-05."""
     if value is None:
         return "-"
     size = abs(value)
@@ -198,7 +198,7 @@ def duration(seconds: float) -> str:
 
 
 def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
-    """Return name and number in the columns of the statistics, and a picture on the right."""
+    """Return a label, a value and a picture, in the same columns as the statistics."""
     table = Table.grid(expand=True, padding=(0, 2, 0, 0))
     table.add_column(width=LABEL, style="dim")
     table.add_column(width=VALUE, justify="right")
@@ -208,17 +208,17 @@ def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
 
 
 class Chart:
-    """Values as columns of block characters, oldest left; a narrow chart averages neighbours."""
+    """A column chart, oldest value on the left. A narrow chart averages neighbouring values."""
 
     def __init__(self, values: list[float], rows: int) -> None:
         self.values, self.rows = values, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = -(-len(self.values) // options.max_width) or 1  # values per column
+        size = -(-len(self.values) // options.max_width) or 1  # number of values per column
         means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
         low, high = min(means, default=0.0), max(means, default=0.0)
         scale = (8 * self.rows - 1) / ((high - low) or 1.0)
-        heights = [1 + round((mean - low) * scale) for mean in means]  # eighths, at least one
+        heights = [1 + round((mean - low) * scale) for mean in means]  # in eighths of a character
         for row in reversed(range(self.rows)):
             cells = "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
             yield Text(cells, "cyan", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The progress of a number of equal things: a bar on a terminal, ten lines in a log file."""
+"""The progress of a task with a known number of items: a bar, or ten lines in a log file."""
 
 import time
 
@@ -7,44 +7,44 @@ from rich.console import Console, RenderableType
 from rl.terminal.display import Display
 from rl.terminal.panel import heading, times
 
-_LINES = 10  # of progress in a log file
+_LINES = 10  # number of progress lines in a log file
 
 
 class Progress(Display):
-    """Shows how many of `total` things are done, and a text about them, while its block runs."""
+    """A display of how many of `total` items are done, with a short text, while its block runs."""
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
-        """`things` names them in the plural; `done` of them were done before."""
+        """`things` is a plural noun for the items. `done` items were finished before the start."""
         super().__init__(console)
         self.done, self._before, self._total, self._things = done, done, total, things
         self._text, self._notes, self._started = "", list[str](), time.time()
         self._printed = self._tenths()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
-        """Count what was done, replace the text beside the bar, and print a note above it."""
+        """Add `count` finished items, replace the text above the bar, and print a note."""
         self.done += count
         self._text = self._text if text is None else text
         self._notes += [note] if note else []
         self.update()
 
     def read(self) -> None:
-        """Print the notes."""
+        """Print the notes that are not printed yet."""
         while self._notes:
             self.note(self._notes.pop(0))
 
     def state(self) -> object:
-        """Return what the bar depends on."""
+        """Return the data that the bar shows."""
         return self.done, self._text
 
     def picture(self, now: float) -> RenderableType:
-        """Return the bar."""
+        """Return the progress bar with its text and times."""
         elapsed, new = now - self._started, self.done - self._before
         left = elapsed / new * (self._total - self.done) if new else None
         count = f"{self.done}/{self._total} {self._things}"
         return heading(self._text, times(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
-        """Return a line after each tenth."""
+        """Return a line whenever another tenth of the items is done."""
         if self._tenths() <= self._printed:
             return []
         self._printed = self._tenths()

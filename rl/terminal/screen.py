@@ -1,7 +1,7 @@
-"""The terminal during a run and its summary at the end.
+"""The screen of a run, and the summary at the end of the run.
 
-The supervisor calls `Screen.update()` about four times per second. The screen reads the files that
-the other processes have written to the run folder since the last call.
+The supervisor calls `Screen.update()` about four times per second. Each call reads the new content
+of the files that the other processes write to the run folder.
 """
 
 import time
@@ -27,9 +27,9 @@ from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
 
-FIRST_STEPS = 5  # lines that are printed without a pause between them
-LINE_INTERVAL_S = 2.0  # between two step lines after those
-LINE = (  # label, metric, format, width: of a step line
+FIRST_STEPS = 5  # number of step lines that are printed without a pause
+LINE_INTERVAL_S = 2.0  # minimum seconds between two later step lines
+LINE = (  # (label, metric, format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),
     ("grad norm", "train/grad_norm", "", 8),
@@ -42,7 +42,7 @@ LINE = (  # label, metric, format, width: of a step line
 
 
 class Screen(Display):
-    """Show one run."""
+    """The display of one run: a live panel on a terminal, or step lines in a log file."""
 
     def __init__(
         self,
@@ -52,14 +52,13 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Read no file yet.
 
         Args:
-            folder: of the run.
-            max_steps: of the run.
-            console: standard output if None.
-            num_saved: steps in the checkpoint of a resumed run; it repeats the later ones.
-
+            folder: folder of the run.
+            max_steps: number of steps of the run.
+            console: the output; None means standard output.
+            num_saved: steps in the checkpoint of a resumed run, which repeats all later steps.
         """
         super().__init__(console)
         self.folder = folder
@@ -68,7 +67,7 @@ class Screen(Display):
         self._num_saved, self._log = num_saved, StepLog()
 
     def read(self) -> None:
-        """Read metrics, statuses and warnings."""
+        """Read new metrics, statuses and warnings."""
         rows, num_saved, self._num_saved = self._tail.read(), self._num_saved, None
         for row in rows:
             if num_saved is None or row["step"] < num_saved:
@@ -78,31 +77,31 @@ class Screen(Display):
             self.note(line, "yellow")
 
     def state(self) -> object:
-        """Return what the panel depends on."""
+        """Return the data that the panel shows."""
         return self.view.done, self.view.statuses
 
     def picture(self, now: float) -> RenderableType:
-        """Return the panel."""
+        """Return the live panel of the run."""
         return live_panel(self.view, now)
 
     def lines(self, now: float, *, last: bool) -> list[str]:
-        """Return the lines that are due."""
+        """Return the lines to print now."""
         return self._log.lines(self.view, now, last=last)
 
 
 class StepLog:
-    """Lines for a log file: the phases of each process before the first step, then the steps."""
+    """The lines of a log file: the phases of each process before the first step, then the steps."""
 
     def __init__(self) -> None:
-        self._row: Row | None = None  # the newest row that was printed
-        self._printed_at = float("-inf")  # unix seconds
+        self._row: Row | None = None  # the newest printed line of metrics
+        self._printed_at = float("-inf")  # unix seconds of the last printed step line
         self._num_lines = 0
-        self._phases = set[tuple[str, str]]()  # process and phase that were printed
+        self._phases = set[tuple[str, str]]()  # printed pairs of process and phase
 
     def lines(self, view: RunView, now: float, *, last: bool) -> list[str]:
-        """Return the lines that are due."""
+        """Return the lines to print now."""
         if not has_new_step(view):
-            return [] if last else self._starts(view)
+            return [] if last else self._phase_lines(view)
         due = self._num_lines < FIRST_STEPS or now - self._printed_at >= LINE_INTERVAL_S
         if view.rows[-1] is self._row or not (due or last or view.done >= view.max_steps):
             return []
@@ -110,10 +109,10 @@ class StepLog:
         self._num_lines += 1
         return [step_line(view, now)]
 
-    def _starts(self, view: RunView) -> list[str]:
+    def _phase_lines(self, view: RunView) -> list[str]:
         lines = []
         for process, status in view.statuses.items():
-            # Other ranks have the same phases as rank 0.
+            # Show only rank 0, because all ranks have the same phases.
             is_shown = ".rank" not in process or process.endswith(".rank0")
             if is_shown and (process, status.phase) not in self._phases:
                 self._phases.add((process, status.phase))
@@ -122,12 +121,12 @@ class StepLog:
 
 
 def has_new_step(view: RunView) -> bool:
-    """Return whether a step was done since the screen opened, not only before a resume."""
+    """Return whether a step was done since the screen opened; older steps do not count."""
     return bool(view.rows) and (view.rows[-1].get("time") or 0.0) >= view.started
 
 
 def step_line(view: RunView, now: float) -> str:
-    """Return the newest step in one line, without metrics that the run does not have."""
+    """Return a line about the newest step, without metrics that the run does not record."""
     row, width = view.rows[-1], len(str(view.max_steps))
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
     for label, name, spec, size in LINE:
@@ -137,7 +136,7 @@ def step_line(view: RunView, now: float) -> str:
 
 
 def first_and_last(rewards: Sequence[float]) -> str:
-    """Return the mean reward of the first and of the last steps, which do not overlap."""
+    """Return the mean rewards of the first steps and of the last steps as text."""
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"
@@ -148,7 +147,7 @@ def first_and_last(rewards: Sequence[float]) -> str:
 
 
 def final_summary(folder: RunFolder) -> str:
-    """Return results, files and model of a run, and the command that resumes an unfinished one."""
+    """Return a summary: results, files, model, and the command that resumes an unfinished run."""
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
     steps = steps_done(rows)

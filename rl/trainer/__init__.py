@@ -1,1 +1,1 @@
-"""Process: the loop, checkpoints, loggers. `python -m rl.trainer <run folder>`."""
+"""The trainer process (`python -m rl.trainer <run folder>`): loop, checkpoints, loggers."""

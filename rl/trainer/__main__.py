@@ -1,6 +1,7 @@
-"""One rank of the trainer: python -m rl.trainer <run folder>; RANK, LOCAL_RANK, WORLD_SIZE set.
+"""Run one trainer rank: `python -m rl.trainer <run folder>`.
 
-If ranks are on several hosts, the supervisor sets MASTER_ADDR and MASTER_PORT, too.
+The supervisor sets RANK, LOCAL_RANK and WORLD_SIZE, and for several hosts also MASTER_ADDR and
+MASTER_PORT.
 """
 
 import os

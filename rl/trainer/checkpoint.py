@@ -1,10 +1,10 @@
-"""Checkpoints that are complete or absent: written under another name, then renamed.
+"""Checkpoints that are complete or absent: written under a temporary name, then renamed.
 
 checkpoints/step_000100/
-  state.json      step, dispatcher state (the next examples)
-  deepspeed/      what is trained, optimizer; one file per rank
-  critic/         the same of the critic, if there is one
-  learner.json    adaptive beta; reference.safetensors beside it if the reference moves
+  state.json      step, and the state of the dispatcher (the next examples)
+  deepspeed/      trained weights and optimizer state, one file per rank
+  critic/         the same for the critic, if the run has one
+  learner.json    adaptive beta; also reference.safetensors if the reference model changes
   hf/             the model for other programs (transformers, vLLM); with LoRA the adapter (peft)
 """
 
@@ -27,62 +27,61 @@ def save_checkpoint(
     learner: Learner,
     run_folder: RunFolder,
     *,
-    step: int,  # optimizer steps taken, which is the policy version
-    rollouts: dict[str, Any],  # state of the dispatcher
-    model: Path,  # folder of the run's first model, for its tokenizer files
-    keep: int,  # number of complete checkpoints that stay
+    step: int,  # number of optimizer steps, which is the policy version
+    rollouts: dict[str, Any],  # state of the rollouts process's dispatcher
+    model: Path,  # folder of the initial model, whose tokenizer files are copied
+    keep: int,  # number of checkpoints to keep
 ) -> Path:
-    """Write the state after `step` steps and delete all but the newest `keep`. Collective.
+    """Write a checkpoint after `step` steps and delete all but the newest `keep`. Collective.
 
     Raises:
-        RunFailed: it could not be written; earlier checkpoints are unchanged.
-
+        RunFailed: the checkpoint could not be written; earlier checkpoints are unchanged.
     """
     final = run_folder.checkpoint(step)
-    aside = final.with_name(f".{final.name}.incomplete")
+    temporary = final.with_name(f".{final.name}.incomplete")
     first = learner.policy.ranks.first
     if first:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-    dist.barrier()  # no rank writes before the folder is empty
-    with _reporting_full_disk(aside, step, run_folder):
-        learner.save(aside)
-        learner.policy.export(run_folder.export_of(aside), model)
-    dist.barrier()  # complete only when every rank has written its files
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    dist.barrier()  # no rank writes before rank 0 has emptied the folder
+    with _reporting_full_disk(temporary, step, run_folder):
+        learner.save(temporary)
+        learner.policy.export(run_folder.export_of(temporary), model)
+    dist.barrier()  # every rank has written its files
     if first:
-        with _reporting_full_disk(aside, step, run_folder):  # some file systems fail at the sync
+        with _reporting_full_disk(temporary, step, run_folder):  # fsync can fail on a full disk
             state = {"step": step, "rollouts": rollouts}
-            run_folder.state_of(aside).write_text(json.dumps(state))
+            run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
                 _delete(final)
-            publish(aside, final)
+            publish(temporary, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete(old)
-    dist.barrier()  # no rank continues or ends before the checkpoint has its name
+    dist.barrier()  # no rank continues before the checkpoint has its final name
     return final
 
 
 @contextmanager
-def _reporting_full_disk(aside: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
-    """Delete the incomplete checkpoint if the block cannot write it, and say how to continue."""
+def _reporting_full_disk(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
+    """Turn a write error in the block into RunFailed, and delete the incomplete checkpoint."""
     try:
         yield
     except RunFailed:
         raise
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if a disk is full
-        _clear(aside)  # the message needs space, too
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+        _clear(temporary)  # the error message needs disk space, too
         free = shutil.disk_usage(run_folder.path).free / 2**20
         raise RunFailed(
             f"the checkpoint of step {step} could not be written ({error}); without it "
-            f"{free:,.0f} MiB are free at {run_folder.path}. Make room and go on with resume=true"
+            f"{free:,.0f} MiB are free at {run_folder.path}. Free space, then use resume=true"
         ) from error
 
 
-def publish(aside: Path, final: Path) -> None:
-    """Rename a folder once all of it is on the disk, so that a crash leaves no half of it."""
-    for path in [*aside.rglob("*"), aside]:
+def publish(temporary: Path, final: Path) -> None:
+    """Write a folder to disk before renaming it, so that a crash never leaves a partial folder."""
+    for path in [*temporary.rglob("*"), temporary]:
         _sync(path)
-    aside.rename(final)
+    temporary.rename(final)
     _sync(final.parent)
 
 
@@ -95,8 +94,8 @@ def _sync(path: Path) -> None:
 
 
 def _clear(folder: Path) -> None:
-    """Free the space at once, even of files that the failed writer still holds open."""
-    with suppress(FileNotFoundError):  # another rank clears, too
+    """Delete a folder and free its space immediately, even if the failed writer has files open."""
+    with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():
                 os.truncate(path, 0)
@@ -104,7 +103,7 @@ def _clear(folder: Path) -> None:
 
 
 def _delete(checkpoint: Path) -> None:
-    """Rename first, because a half deleted checkpoint must not look complete."""
+    """Delete a checkpoint; rename it first, because a partly deleted one must not look complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

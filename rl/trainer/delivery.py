@@ -1,14 +1,14 @@
-"""How a version reaches the vLLMs, or how all ranks give up together.
+"""Bring each policy version to all vLLM replicas, or let all ranks stop together.
 
     push ---> probe ---> vLLM samples with the version
       ^         |
-      |         v no vLLM has it
-      +---- another vLLM has started meanwhile
-            a stop is asked for: the step is kept
-            neither: the run fails
+      |         v no vLLM has the version
+      +---- another vLLM has started
+            a stop was requested: keep the step and stop
+            otherwise: the run fails
 
-Rank 0 alone talks to vLLM and tells the other ranks the outcome, so that all ranks take the same
-branch and none waits for a batch while rank 0 still waits for a vLLM.
+Only rank 0 communicates with vLLM. It sends the outcome to the other ranks, so that all ranks take
+the same branch and no rank waits for a batch while rank 0 still waits for a vLLM.
 """
 
 import time
@@ -29,28 +29,28 @@ from rl.weights.pusher import NoReceiver, WeightPusher
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# The supervisor looks every 5 s whether vLLM is gone. After two looks it has restarted vLLM, or
-# ended the run.
-_NOTICED_S = 10.0
+# The supervisor checks every 5 s whether vLLM runs. After two checks it has restarted vLLM or ended
+# the run.
+_RESTART_WAIT_S = 10.0
 _POLL_S = 0.2
 
 Phase = Callable[[str, str], AbstractContextManager[None]]
-"""(name of the phase's time, what the screen shows) -> block to time"""
+"""(name of the time metric, text on the screen) -> context manager that measures the time"""
 
 
 class Receivers:
-    """Finds new and restarted replicas; `living` holds those with the newest version."""
+    """The vLLM replicas that receive weights; `updated` contains those with the newest version."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
-        """`timeout`: seconds of trainer.wait_timeout."""
+        """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        self._known: dict[str, Replica] = {}  # pushed to, at least once
-        self.living: dict[str, int] = {}  # name -> number of its start
+        self._known: dict[str, Replica] = {}  # replicas that received at least one push
+        self.updated: dict[str, int] = {}  # replica name -> number of its start
 
     def wait(self) -> None:
         """Wait until all replicas answer, at most inference.startup_timeout seconds.
 
-        The supervisor starts and watches them, and ends this process if one of them fails.
+        The supervisor starts the replicas, and ends this process if a replica fails.
         """
         timeout = self._inference.startup_timeout
         deadline = time.monotonic() + timeout
@@ -62,23 +62,23 @@ class Receivers:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
 
     def newcomers(self) -> list[VLLMRoutes]:
-        """Return the replicas that answer and got no push since their last start."""
+        """Return the healthy replicas that have received no push since their last start."""
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
-        self.living |= {replica.name: replica.incarnation for replica in fresh}
+        self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
     def lose(self, name: str, why: str) -> None:
-        """Ask the supervisor to restart a replica that did not take the weights."""
-        request_restart(self._run_folder, name, self.living.pop(name), why)
+        """Request a restart of a replica that failed to load the weights."""
+        request_restart(self._run_folder, name, self.updated.pop(name), why)
 
     def _started(self) -> list[Replica]:
         return started_replicas(self._run_folder, self._inference)
 
 
 class Delivery:
-    """All ranks hold one and call the same methods."""
+    """The push and the probe of each version, of which all ranks call the same methods."""
 
     def __init__(
         self,
@@ -92,23 +92,22 @@ class Delivery:
         self._policy, self._ranks, self._run_folder = policy, ranks, run_folder
 
     def begin(self, version: int) -> None:
-        """Wait until every vLLM answers, and push the weights that the run starts from.
+        """Wait until every vLLM answers, and push the initial weights of the run.
 
-        vLLM has loaded other ones: dummy weights, or after a resume those of the run's beginning.
+        vLLM has loaded other weights: dummy weights, or after a resume those of the first start.
         """
         self._receivers.wait()
         self._join()
         self._pusher.push(self._policy, version, must_differ=False)
 
     def bring(self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase) -> bool:
-        """Make every vLLM sample with this version; return False if none does and a stop is asked.
+        """Make every vLLM sample with this version; return False if a stop ends the attempt.
 
         The probe compares rows of `batch`, the first micro-batch that trained the version. Its
         metrics are added to `stats` of the step.
 
         Raises:
-            RunFailed: no vLLM has the version and no stop is asked for, or the weights are wrong.
-
+            RunFailed: no vLLM has the version and no stop was requested, or the weights are wrong.
         """
 
         def push() -> None:
@@ -117,10 +116,10 @@ class Delivery:
                 self._pusher.push(self._policy, version, must_differ=moved)
 
         def probe() -> None:
-            with phase("probe", f"comparing version {version} with vLLM's"):
+            with phase("probe", f"comparing logprobs of version {version} with vLLM"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
-        # False for the NaN of a skipped step, whose weights may be equal.
+        # False for the NaN of a skipped step, because that step leaves the weights unchanged.
         moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
         while lost := self._failure_of(push) or self._failure_of(probe):
             match self._ranks.from_first(self._decide() if self._ranks.first else "fail"):
@@ -128,17 +127,17 @@ class Delivery:
                     return False
                 case "fail":
                     raise RunFailed(lost)
-            moved = False  # the same weights again
+            moved = False  # the next push repeats the same weights
         return True
 
-    def living(self) -> dict[str, int]:
-        """Return the replicas that have the weights; ask for a restart of those that were lost."""
+    def updated(self) -> dict[str, int]:
+        """Return the replicas that have the weights, and request restarts of the lost replicas."""
         for lost in self._pusher.lost():
             self._receivers.lose(lost.name, lost.reason)
-        return self._receivers.living
+        return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:
-        """Do it; return why no vLLM is left, "" if one is. Collective."""
+        """Run `work`; return the error if no vLLM is left, or "" if one is left. Collective."""
         lost = ""
         try:
             work()
@@ -147,9 +146,9 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _decide(self) -> Literal["again", "stop", "fail"]:
-        """Report what is lost to the supervisor, and wait for another vLLM or for a stop."""
-        self.living()
-        deadline = time.monotonic() + _NOTICED_S
+        """Request restarts of lost replicas; return whether to push again, stop or fail."""
+        self.updated()
+        deadline = time.monotonic() + _RESTART_WAIT_S
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
                 return "stop"
@@ -159,7 +158,7 @@ class Delivery:
         return "fail"
 
     def _join(self) -> bool:
-        """Include replicas that have started since; return whether there are any."""
+        """Include newly started replicas in the next push; return whether there are any."""
         newcomers = self._receivers.newcomers() if self._ranks.first else []
         self._pusher.join(newcomers)
         return bool(newcomers)

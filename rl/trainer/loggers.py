@@ -1,4 +1,4 @@
-"""Loggers copy a run's metrics to a service or to files; metrics.jsonl is always written."""
+"""Loggers that copy a run's metrics to a service or to files. metrics.jsonl is always written."""
 
 import json
 import logging
@@ -14,32 +14,32 @@ from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
 
-_LONGEST_NAME = 55  # of the 64 characters that wandb takes
-WANDB_TIMEOUT_S = 30.0  # for the service to answer at the start, and for uploads at the end
+_LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
+WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
 
-_LONGEST_TEXT = 4000  # characters of a table's cell; rollouts/*.jsonl has the full text
+_LONGEST_TEXT = 4000  # characters in a table cell; rollouts/*.jsonl has the full text
 _SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", "used")
 
 log = logging.getLogger(__name__)
 
 
 class Logger:
-    """What the trainer calls on rank 0; this one does nothing."""
+    """The base class of loggers, which does nothing. The trainer calls its methods on rank 0."""
 
-    is_off = False  # after an error, and after `finish`
+    is_off = False  # True after an error and after `finish`
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the copy of this run, or continue it after a resume."""
+        """Open the log of this run, or continue it after a resume."""
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Copy one step."""
+        """Log the metrics of one step."""
 
     def finish(self) -> None:
-        """Write or upload what is left."""
+        """Write or upload the remaining data, and close the log."""
 
 
 def never_fails(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a logger's method: an error becomes one warning and turns the logger off."""
+    """Wrap a logger's method, so that an error causes one warning and turns the logger off."""
 
     @wraps(method)
     def guarded(self: Logger, *arguments: Any) -> None:
@@ -49,7 +49,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *arguments)
         except Exception as error:  # noqa: BLE001 a client may raise anything, and the run goes on
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("%s is off from here on: %s", type(self).__name__, first_line)
+            log.warning("%s is turned off after an error: %s", type(self).__name__, first_line)
             self.is_off = True
 
     return guarded
@@ -57,39 +57,38 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class ConsoleLogger(Logger):
-    """Nothing beyond metrics.jsonl and the screen."""
+    """The logger that adds nothing to metrics.jsonl and the screen."""
 
 
 @dataclass(kw_only=True)
 class Loggers(Logger):
-    """Several loggers at once."""
+    """A logger that forwards every call to several loggers."""
 
     loggers: dict[str, Logger]
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the copies of this run."""
+        """Start every logger."""
         for logger in self.loggers.values():
             logger.start(folder, run_name, config)
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Copy one step to each."""
+        """Log the metrics of one step with every logger."""
         for logger in self.loggers.values():
             logger.log(step, metrics)
 
     def finish(self) -> None:
-        """Write or upload what is left."""
+        """Finish every logger."""
         for logger in self.loggers.values():
             logger.finish()
 
 
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """Weights & Biases.
+    """The logger for Weights & Biases.
 
     Attributes:
-        rollouts_every: steps between two tables of rollouts, 0 for none.
-        num_rollouts: rows of such a table.
-
+        rollouts_every: number of steps between two tables of rollouts; 0: no tables.
+        num_rollouts: number of rows in each table.
     """
 
     project: str
@@ -102,7 +101,7 @@ class WandbLogger(Logger):
 
     @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the run of this folder, so that a resumed one continues it.
+        """Start the wandb run of this run folder, or resume it.
 
         Without a key or a connection the logger writes to the folder, so that nothing is lost.
         """
@@ -127,18 +126,18 @@ class WandbLogger(Logger):
 
     @never_fails
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Send one step."""
+        """Send the metrics of one step, and a table of rollouts if one is due."""
         values = {name: v for name, v in metrics.items() if finite(v) is not None}
         self._run.log({**values, **self._table(step)}, step=step)
 
     @never_fails
     def finish(self) -> None:
-        """Upload what is left, for at most WANDB_TIMEOUT_S; the files stay for `wandb sync`."""
+        """Upload the remaining data, for at most WANDB_TIMEOUT_S; files remain for `wandb sync`."""
         self._run.finish()
         self.is_off = True
 
     def _table(self, step: int) -> dict[str, Any]:
-        """Return a few rollouts of the step, if it is due."""
+        """Return a table with some rollouts of the step, or {} if no table is due."""
         if self._folder is None or not self.rollouts_every or step % self.rollouts_every:
             return {}
         rows = rollout_rows(self._folder, step, self.num_rollouts)
@@ -162,9 +161,10 @@ def _login_problem() -> str:
 
 
 def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb, drawn at its first start and stored in its folder.
+    """Return the run's id at wandb, which is created at the first start and stored in its folder.
 
-    It is random because runs in other folders and on other machines may have the same name.
+    The id has a random suffix, because runs in other folders or on other machines may have the same
+    name.
     """
     path = RunFolder(folder).wandb_id
     if not path.exists():
@@ -174,7 +174,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` rollouts of a step, spread evenly over its file; [] without a file."""
+    """Return `count` rollouts of a step, evenly spaced in its file; [] if the file is missing."""
     path = run_folder.rollouts_of(step)
     lines = path.read_text().splitlines() if path.exists() else []
     count = min(count, len(lines))
@@ -185,13 +185,13 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
     messages = line["messages"]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     numbers = {name: line.get(name) for name in _SHOWN}
-    # As text, because a table column has one type.
+    # Store advantages as text, because a table column must have one type.
     numbers["advantage"] = json.dumps(numbers["advantage"])
     return {**numbers, "prompt": _text(messages[:first]), "answer": _text(messages[first:])}
 
 
 def _text(messages: list[dict[str, Any]]) -> str:
-    """Return the text and tool calls, one paragraph per message."""
+    """Return the text and tool calls of messages, one paragraph per message."""
     parts = []
     for message in messages:
         content = message.get("content") or ""

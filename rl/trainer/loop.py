@@ -2,9 +2,9 @@
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
-Step k trains policy version k into version k + 1. The loop waits for a batch, updates, pushes, and
-tells the rollouts process that vLLM samples with k + 1. The rollouts process decides how far
-sampling may run ahead.
+Step k trains policy version k into version k + 1. The loop waits for a batch, updates the policy,
+pushes the weights, and reports to the rollouts process that vLLM samples with k + 1. The rollouts
+process decides how far sampling may run ahead.
 """
 
 import os
@@ -33,7 +33,7 @@ from rl.wire import NoMoreBatches
 
 
 class TrainingRun:
-    """What one rank holds during a run."""
+    """The state of one trainer rank during a run."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
@@ -41,15 +41,15 @@ class TrainingRun:
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
-        self.status.set(f"starting DeepSpeed{others} (at first it compiles something for minutes)")
-        # If it is not set, OMP_NUM_THREADS from the environment applies.
+        self.status.set(f"starting DeepSpeed{others} (its first start compiles for minutes)")
+        # If num_threads is null, OMP_NUM_THREADS from the environment applies.
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
         rendezvous = run_folder.private.rendezvous
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # Longer than wait_timeout, so that the rank whose own wait failed reports first.
+        # Collectives wait twice as long, so that the rank whose own wait failed reports first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
@@ -64,7 +64,7 @@ class TrainingRun:
         self.delivery = self._delivery()
 
     def train(self) -> None:
-        """Run all steps."""
+        """Train until max_steps, or until the rollouts process delivers no further batch."""
         rollouts = self._begin()
         began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, self.run.max_steps):
@@ -78,11 +78,11 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # of the policy that vLLM still has
+            stats |= self._evaluation(rollouts, watch, step)  # vLLM still has this version
             delivered = not self.delivery or self.delivery.bring(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            if delivered:  # after the probe, so that it does not queue behind new prompts
+            if delivered:  # the probe comes first, because new prompts would delay it
                 self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -91,24 +91,24 @@ class TrainingRun:
             if not delivered:
                 self._end_early(step + 1, NoMoreBatches(STOPPED, stopped=True), rollouts)
                 return
-            # After the metrics line, because a resumed run does not write it again. The time that
-            # the checkpoint takes belongs to the next step.
+            # Save after the metrics line, because a resumed run does not write that line again. The
+            # time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
-        # The last version trains no step, so its evaluation has a line of its own.
+        # No step trains the last version, so its evaluation needs a separate metrics line.
         if stats := self._evaluation(rollouts, Stopwatch(self.status), self.run.max_steps):
             self._write(self.run.max_steps, stats)
         self._finish("done")
 
     def _begin(self) -> RolloutsLink:
-        """Connect to the rollouts process, bring vLLM the first weights, and let sampling start."""
+        """Connect to the rollouts process, push the initial weights, and let the sampling start."""
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
-                # The run repeats the steps after the checkpoint, so remove their lines.
+                # A resumed run repeats the steps after its checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
         if self.delivery:
@@ -118,7 +118,7 @@ class TrainingRun:
         return rollouts
 
     def _delivery(self) -> Delivery | None:
-        """Return what pushes weights to vLLM; None for demonstrations, which need no vLLM."""
+        """Return the Delivery of weights to vLLM; None for demonstrations, which need no vLLM."""
         if not self.run.sampler.uses_vllm:
             return None
         run, timeout = self.run, self.settings.wait_timeout
@@ -129,16 +129,16 @@ class TrainingRun:
         return Delivery(pusher, receivers, self.learner.policy, self.ranks, self.run_folder)
 
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
-        """Let the rollouts process sample this version, from the vLLMs that have its weights."""
+        """Let the rollouts process sample with this version, on the vLLMs that have its weights."""
         if self.ranks.first:
-            rollouts.publish(version, self.delivery.living() if self.delivery else {})
+            rollouts.publish(version, self.delivery.updated() if self.delivery else {})
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
     ) -> dict[str, float]:
-        """Return the metrics of the evaluation of a version; {} if it is not due.
+        """Return the metrics of the evaluation of a version, or {} if no evaluation is due.
 
-        Every rank waits, because the next collective needs all of them within wait_timeout.
+        Every rank waits, because the next collective needs all ranks within wait_timeout.
         """
         settings = build(self.run.evaluation)()
         if not settings.due(version, self.run.max_steps):
@@ -151,8 +151,8 @@ class TrainingRun:
         if self.num_nonfinite >= self.settings.max_nonfinite_steps:
             raise RunFailed(
                 f"{self.num_nonfinite} steps in a row had a loss or gradient that is not finite "
-                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or look at the rollouts "
-                "and, if the loss is your own, at what it divides and takes the logarithm of"
+                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or check the "
+                "rollouts and, in a custom loss, the divisors and the arguments of logarithms"
             )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
@@ -174,11 +174,10 @@ class TrainingRun:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
-        """Save what was learned, and end the run before max_steps.
+        """Save a checkpoint and end the run before max_steps.
 
         Raises:
-            RunFailed: the run was not told to stop.
-
+            RunFailed: the run ends without a stop request.
         """
         if step > self.start and not self.run_folder.checkpoint(step).exists():
             self.status.set(f"writing {self._checkpoint_name(step)}")

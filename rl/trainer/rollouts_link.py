@@ -1,4 +1,4 @@
-"""Calls the rollouts process from a trainer rank."""
+"""Requests from a trainer rank to the rollouts process."""
 
 import socket
 import time
@@ -13,18 +13,18 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_CAUSE_FIRST_S = 1.0  # lets the other process report first: the oldest report is shown
+_REPORT_DELAY_S = 1.0  # wait so that the other process reports first; the oldest report is shown
 
 
 class RolloutsLink:
-    """Blocking calls of one rank; every wait has a deadline."""
+    """The connection of one rank to the rollouts process; every blocking call has a deadline."""
 
     def __init__(self, run_folder: RunFolder, rank: int) -> None:
         self._run_folder, self._rank = run_folder, rank
-        self._socket = socket.socket()  # replaced by `connect`
+        self._socket = socket.socket()  # replaced in `connect`
 
     def connect(self, timeout: float) -> None:
-        """Wait until the rollouts process listens, at most `timeout` seconds."""
+        """Connect to the rollouts process, waiting at most `timeout` seconds until it listens."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -35,28 +35,27 @@ class RolloutsLink:
                         f"the rollouts process did not listen within {timeout:g} s; "
                         "see logs/rollouts.log"
                     ) from error
-                time.sleep(0.1)  # the socket appears when the environment is loaded
+                time.sleep(0.1)  # the process listens once its environment is loaded
             else:
                 return
 
     def _connected(self, timeout: float) -> socket.socket:
-        """Return a connection to the reported port, else to the socket on this host."""
+        """Return a connection to the published port, or to the Unix socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        # Because a batch may take long.
+        # Keep the idle connection open, because sampling a batch may take long.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
 
     def next_batch(self, step: int, timeout: float) -> RankBatch:
-        """Return this rank's share of a step, waiting at most `timeout` seconds for it.
+        """Return this rank's part of a step's batch, waiting at most `timeout` seconds for it.
 
         Raises:
-            NoMoreBatches: there is no further batch.
-
+            NoMoreBatches: the rollouts process delivers no further batch.
         """
         self._socket.settimeout(timeout)
         late = (
@@ -66,30 +65,30 @@ class RolloutsLink:
         return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report that vLLM has these weights, so that more groups may start.
+        """Report that vLLM has the weights of this version, so that more groups may start.
 
-        `replicas`: the incarnation of each vLLM that has them, by name.
+        `replicas` maps the name of each vLLM with these weights to its incarnation.
         """
         call = Call(what="publish", version=version, replicas=replicas)
-        self._call(call, dict, self._silent)
+        self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version and return its metrics; {} if it is not due.
+        """Return the metrics of a version's evaluation after waiting for it; {} if none is due.
 
-        Every rank asks, so that no rank takes this wait for a hanging rank.
+        Every rank sends this request, so that no rank mistakes the wait of another for a hang.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
-            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples, or raise that one"
+            f"{self._socket.gettimeout():g} s: lower evaluation.num_examples or raise the limit"
         )
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores of the rollouts process."""
-        return self._call(Call(what="state"), dict, self._silent)
+        """Return the state of the rollouts process that a checkpoint stores."""
+        return self._call(Call(what="state"), dict, self._no_answer)
 
     @property
-    def _silent(self) -> str:
+    def _no_answer(self) -> str:
         waited = self._socket.gettimeout()
         return f"the rollouts process did not answer within {waited:g} s; see logs/rollouts.log"
 
@@ -101,7 +100,7 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_CAUSE_FIRST_S)  # what ended the other process is the cause
+            time.sleep(_REPORT_DELAY_S)  # let the other process report the cause first
             raise RunFailed(
                 "the rollouts process closed its connection; see logs/rollouts.log"
             ) from error

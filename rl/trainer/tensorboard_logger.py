@@ -1,4 +1,4 @@
-"""TensorBoard: `tensorboard --logdir outputs` shows every run, by the name of its folder."""
+"""TensorBoard logging: `tensorboard --logdir outputs` shows every run by its folder's name."""
 
 import shutil
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from rl.trainer.loggers import Logger, never_fails
 
 @dataclass(kw_only=True)
 class TensorBoardLogger(Logger):
-    """Event files in the run's folder."""
+    """The logger that writes TensorBoard event files to the run's folder."""
 
     _writer: Any = field(default=None, init=False, repr=False)
 
@@ -26,20 +26,21 @@ class TensorBoardLogger(Logger):
 
     @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Continue after the last checkpoint, because later steps will be done again."""
+        """Open the event files and drop steps after the last checkpoint, which will run again."""
         from torch.utils.tensorboard import SummaryWriter
 
         run_folder = RunFolder(folder)
         start = run_folder.num_saved_steps()
-        if not start:  # purge_step cannot drop step 0
+        if not start:  # purge_step=0 would keep the events of step 0
             shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
         self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
         indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
-        self._writer.add_text(run_name, f"    {indented}", start)  # Markdown shows it as code
+        # Markdown shows indented text as code
+        self._writer.add_text(run_name, f"    {indented}", start)
 
     @never_fails
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Write one step at once, so that a killed run loses none."""
+        """Write one step to disk immediately, so that a killed run loses no step."""
         for name, value in metrics.items():
             if (number := finite(value)) is not None:
                 self._writer.add_scalar(name, number, step)
@@ -47,6 +48,6 @@ class TensorBoardLogger(Logger):
 
     @never_fails
     def finish(self) -> None:
-        """Close the files."""
+        """Close the event files."""
         self._writer.close()
         self.is_off = True

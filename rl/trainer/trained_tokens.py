@@ -1,6 +1,6 @@
-"""Records what one rank computed for the tokens of a step (rl/runtime/token_files.py).
+"""Record the per-token results of a training step (rl/runtime/token_files.py).
 
-N: completion tokens of a micro-batch, B: its rows.
+N: number of completion tokens of a micro-batch, B: number of its rows.
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,19 @@ from rl.runtime.token_files import Lines, write_lines
 
 
 class StepRecord:
-    """The observations of one step on one rank."""
+    """The per-token results of one step on one rank."""
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
         self._observations: list[tuple[int, dict[str, Tensor]]] = []
 
     def observe(self, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Keep what the update computed for a micro-batch; an `Observer` of the learner."""
-        # The tensors stay on the GPU, because a copy would stall it in the middle of the update.
+        """Store the token results of one micro-batch; the learner calls this as its `Observer`."""
+        # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
         self._observations.append((number, dict(tokens)))
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the rows of this batch that are recorded, even if there are none."""
+        """Write the token results of the recorded rows to a file, even if no row is recorded."""
         names = list(dict.fromkeys(name for _, tokens in self._observations for name in tokens))
         ids: list[str] = []
         rows: list[int] = []
@@ -42,10 +42,10 @@ class StepRecord:
             rows += micro.row_numbers[recorded].tolist()
             lengths += counts[recorded].tolist()
             chosen = np.repeat(recorded, counts)  # [N]
-            # Stacked, because each copy from a GPU takes its time.
+            # Stack the tensors, because one copy from the GPU is faster than many.
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             by_name = dict(zip(tokens, values[:, chosen], strict=True))
-            # A loss may return a metric for some micro-batches only.
+            # Use NaN if the loss returned this metric only for other micro-batches.
             absent = np.full(chosen.sum(), np.nan, np.float32)
             for name in names:
                 columns[name].append(by_name.get(name, absent))

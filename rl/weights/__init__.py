@@ -1,1 +1,1 @@
-"""Push weights to vLLM, receive them there, and prove that they arrived."""
+"""Push weights to vLLM, load them there, and verify that they arrived."""

@@ -1,11 +1,11 @@
-"""The LoRA matrices alone: megabytes, exact, because vLLM adds them to a base that it has loaded.
+"""Push only the LoRA matrices, which are small and exact, because vLLM has loaded the base model.
 
-A vLLM on the trainer's host maps them from a file in memory. Any other vLLM gets them in the body
-of the request, in base64 because vLLM's route takes JSON, and needs no shared folder.
+A vLLM on the trainer's host maps the matrices from a file in memory. Any other vLLM receives them
+in the request, in base64 because vLLM's route accepts JSON, and needs no shared folder.
 
-vLLM loads an adapter from a folder. If it loaded each version that way, it would read the files
-again at every step of every request. So it loads a folder once, which the reader writes, and later
-pushes replace the matrices in memory.
+vLLM loads an adapter from a folder. If each version were loaded that way, vLLM would read the files
+again at every step of every request. So the reader writes a folder once, vLLM loads it once, and
+later pushes replace the matrices in memory.
 """
 
 import json
@@ -27,12 +27,12 @@ from rl.weights.transport import Reader, Sender, Weights
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-_REMOTE_FOLDER = Path("/tmp")  # on another host, whose folders the trainer does not know
+_REMOTE_FOLDER = Path("/tmp")  # the trainer cannot choose among the folders of another host
 _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """Reads the matrices; keeps the first ones in a folder until vLLM has loaded them."""
+    """The receiver of LoRA matrices; a folder keeps the first matrices until vLLM loads them."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """`form` is adapter_config.json; `fingerprint` and `source` are those of an update."""
+        """`form` is adapter_config.json; `fingerprint` and `source` are those of the first push."""
         self.form, self._folder = form, Path(folder)
-        self._has_folder = worker == 0  # all workers of a vLLM share a host
+        # only worker 0 writes the folder, which all workers share
+        self._has_folder = worker == 0
         if self._has_folder:
             content = _bytes_of(**source)
             checked(load(content), fingerprint)
@@ -54,8 +55,8 @@ class AdapterReader(Reader):
             (self._folder / _MATRICES).write_bytes(content)
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
-        """Return the matrices, mapped or from the request."""
-        if self._has_folder:  # vLLM has loaded it before the first update
+        """Return the matrices, mapped from the file or decoded from the request."""
+        if self._has_folder:  # vLLM has loaded the folder before the first update
             (self._folder / _CONFIG).unlink()
             (self._folder / _MATRICES).unlink()
             self._folder.rmdir()
@@ -67,34 +68,34 @@ class AdapterReader(Reader):
 
 @dataclass(kw_only=True)
 class AdapterSender(Sender):
-    """conf/sync/adapter.yaml."""
+    """The sender of LoRA matrices (conf/sync/adapter.yaml)."""
 
     reader: ClassVar[type[Reader]] = AdapterReader
     adapter_only: ClassVar[bool] = True
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the trained matrices under peft's names, on rank 0. Collective."""
+        """Gather the trained matrices under peft's names; return them on rank 0. Collective."""
         self._form = adapter_form(policy.engine.module.model)
         return policy.adapter_weights()
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Make vLLM load an adapter of this form, under its name."""
+        """Make vLLM load the current adapter from a folder, which the reader writes."""
         socket = vllm.replica.address.path
-        # The name is random, so another user cannot have created the folder before.
+        # The name is random, so that no other user can have created the folder before.
         folder = (socket.parent if socket else _REMOTE_FOLDER) / f"offbyone-adapter-{uuid4().hex}"
-        # This update is never finished, because vLLM drops all adapters when an update finishes.
+        # Never finish this update, because vLLM drops all adapters when an update finishes.
         vllm.start_update()
         self.open_readers(vllm, {"form": self._form, "folder": str(folder), **self.update(vllm)})
         vllm.load_adapter(SERVED_AS[True], folder)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return a path for a vLLM on this host, the bytes for any other."""
-        if vllm.replica.address.path:  # a Unix socket connects processes of one host only
+        """Return the file's path for a vLLM on this host, or the bytes for a remote vLLM."""
+        if vllm.replica.address.path:  # a Unix socket implies the same host
             return {"path": self._file.path}
         return {"content": b64encode(self._file.content).decode()}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Have vLLM replace the matrices that it holds."""
+        """Make vLLM replace the adapter's matrices in memory, and set its policy version."""
         vllm.update(self.update(vllm))
         vllm.set_version(version)
 

@@ -1,11 +1,11 @@
-"""All weights through TCP by torch.distributed's gloo: between hosts that share only a network.
+"""Push all weights over TCP with torch.distributed's gloo, for hosts that share only a network.
 
-Rank 0 of the trainer and the workers of one replica are a process group of their own. So the other
-replicas do not notice when one of them dies, and a restarted replica simply gets a new group. The
-trainer sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
+Rank 0 of the trainer and the workers of one replica form a separate process group. So a replica
+that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
+sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread beside the request that makes vLLM take part. If either fails, the
-request ends at its deadline. If vLLM hangs, the thread ends at the timeout of its group.
+The broadcast runs in a thread, in parallel with the request that makes vLLM take part. If either
+fails, the request ends at its deadline. If vLLM hangs, the thread ends at its group's timeout.
 """
 
 import socket
@@ -26,12 +26,13 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-_PIECE = 1 << 24  # bytes; a larger piece leaves the CPU cache between the kernel's two copies
+# bytes; a larger piece does not stay in the CPU cache between the kernel's two copies
+_PIECE = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
 
 class GlooReader(Reader):
-    """A worker of a replica: rank 1 or higher of the replica's group."""
+    """The receiver in a vLLM worker, which has rank 1 or higher in the replica's group."""
 
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
         self._file = MemoryFile()
@@ -39,18 +40,18 @@ class GlooReader(Reader):
         self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
-        """Take part in the broadcast; return the weights in memory that the next push reuses."""
+        """Receive the broadcast; return the weights in memory that the next push overwrites."""
         broadcast(self._group, torch.frombuffer(self._file.of_size(num_bytes), dtype=torch.uint8))
         return read_weights(self._file.path, fingerprint)
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the memory of the weights."""
         self._file.close()
 
 
 @dataclass(kw_only=True)
 class GlooSender(Sender):
-    """conf/sync/gloo.yaml: rank 0 of one group per replica."""
+    """The sender over TCP, which has rank 0 in the group of each replica (conf/sync/gloo.yaml)."""
 
     reader: ClassVar[type[Reader]] = GlooReader
     reader_copy: ClassVar[bool] = True
@@ -61,7 +62,7 @@ class GlooSender(Sender):
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a group with all workers of a vLLM; it replaces the group before a restart."""
+        """Form a group with all workers of a vLLM, which replaces the group of an earlier start."""
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
@@ -73,31 +74,32 @@ class GlooSender(Sender):
         self._groups[vllm.replica.name] = self._result(joined)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
-        """Return the size of the broadcast."""
+        """Return the number of bytes that the broadcast sends."""
         return {"num_bytes": len(self._file.content)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Broadcast to the workers of a vLLM while it loads."""
+        """Broadcast the weights in a thread while vLLM processes the update request."""
         sent = _in_thread(lambda: self._broadcast(vllm.replica.name))
         super().send(vllm, version)
         self._result(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Keep the group's id only: a reference to the group would keep its connections open.
+        # Keep only the id of the group, because a reference would keep the group's connections
+        # open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Without the group its connections close, so the other workers stop waiting. A replica
-            # that hung may have been restarted meanwhile: its new group must stay.
+            # Deleting the group closes its connections, so the other workers stop waiting. If a
+            # replica that hung was restarted meanwhile, its new group must stay.
             if id(self._groups.get(name)) == members:
                 del self._groups[name]
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of the thread; vLLM has answered, so it must be about to end."""
+        """Return the thread's result; vLLM has answered already, so the thread must end soon."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -105,7 +107,7 @@ class GlooSender(Sender):
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:
-    """Start `work` in a daemon thread: gloo cannot be interrupted, and must not block the exit."""
+    """Run `work` in a daemon thread, because gloo cannot be interrupted and must not block exit."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -119,7 +121,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def listening_store(host: str, timeout: float) -> TCPStore:
-    """Return a store for the members of a group; by default it would listen on every address."""
+    """Return a store that listens only on `host`; by default it would listen on every address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         port = listener.getsockname()[1]
@@ -135,8 +137,8 @@ def listening_store(host: str, timeout: float) -> TCPStore:
 
 
 def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """Join a group beside the default one, through the network interface of this address."""
-    backend: Any = ProcessGroupGloo  # PyTorch's annotations lack these options
+    """Create a process group apart from the default one, on the network interface of `host`."""
+    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout)
@@ -144,13 +146,13 @@ def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
 
 
 def broadcast(members: Any, content: torch.Tensor) -> None:
-    """Send rank 0's bytes [N] to all other members."""
+    """Send the bytes [N] of rank 0 to all other members of the group."""
     for piece in content.split(_PIECE):
         members.broadcast(piece, 0).wait()
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address by which another host sees this one; sends nothing."""
+    """Return the address under which a host sees this machine; no packet is sent."""
     family, kind, *_, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(remote)

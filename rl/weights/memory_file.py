@@ -1,9 +1,9 @@
-"""Weights in an anonymous file in memory, in the format of safetensors, hashed while written.
+"""Weights in an anonymous file in memory, in safetensors format, hashed while they are written.
 
-Every byte is copied once, from its tensor to the place where it is mapped or sent from. A process
+Every byte is copied once, from its tensor to the place from which it is mapped or sent. A process
 that maps the file copies nothing. New weights overwrite the previous ones, because fresh memory
-costs more than the copy (a page fault and zeros for every page). The kernel frees an anonymous file
-in whatever way the trainer ends; a file in /dev/shm would stay.
+costs more than the copy (page faults and zeroing). The kernel frees an anonymous file however the
+trainer ends, but a file in /dev/shm would stay.
 """
 
 import json
@@ -21,14 +21,15 @@ _DTYPES = {
     torch.bfloat16: "BF16",
     torch.float16: "F16",
     torch.float64: "F64",
-}  # the names that safetensors gives them
+}  # dtype names of safetensors
 
 
 class MemoryFile:
-    """A file in memory; it exists until `close`, or until this process ends in any way."""
+    """A file in memory, which exists until `close` or until this process ends in any way."""
 
     def __init__(self) -> None:
-        # It has no name that could collide and fills no disk; the kernel frees it after a kill.
+        # The file has no name that could collide and uses no disk. The kernel frees it after a
+        # kill.
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
 
@@ -39,28 +40,28 @@ class MemoryFile:
         self.close()
 
     def close(self) -> None:
-        """Free the memory as soon as no reader maps it."""
+        """Close the file; the kernel frees the memory when no reader maps it any more."""
         if self._memory is not None:
             self._memory.close()
         os.close(self._descriptor)
 
     @property
     def path(self) -> str:
-        """Where processes of the same user open the file while this process holds it open."""
+        """The path under which processes of the same user open the file until it is closed here."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
     def content(self) -> mmap.mmap:
-        """All bytes of the file; drop every view of them before the next write."""
+        """The bytes of the file; release every view of them before the next write."""
         assert self._memory is not None
         return self._memory
 
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Replace the content by these weights, in the order of names; return their fingerprint.
+        """Replace the file's content by these weights, sorted by name; return their fingerprint.
 
         No reader may still use the previous weights.
         """
-        # safetensors: the header's length in 8 bytes, the header, the tensors end to end.
+        # safetensors format: the header's length in 8 bytes, the header, the tensors without gaps.
         header, end = {}, 0
         for name in sorted(weights):
             tensor = weights[name]
@@ -71,7 +72,7 @@ class MemoryFile:
                 "data_offsets": [begin, end],
             }
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+        text += b" " * (-len(text) % 8)  # align the tensors to 8 bytes
         start = 8 + len(text)
         memory = self.of_size(start + end)
         memory[:start] = len(text).to_bytes(8, "little") + text
@@ -86,11 +87,11 @@ class MemoryFile:
                 place.view(tensor.shape).copy_(tensor)
                 del place  # a mapping cannot be closed while a tensor uses it
             with memoryview(memory)[start + begin : start + end] as content:
-                digest.add(name, tensor, content)  # while the bytes are still in the CPU cache
+                digest.add(name, tensor, content)  # hash while the bytes are in the CPU cache
         return digest.fingerprint()
 
     def of_size(self, num_bytes: int) -> mmap.mmap:
-        """Return memory of this size with any content."""
+        """Return the file's memory after resizing it to `num_bytes`; its content is undefined."""
         if self._memory is None or len(self._memory) != num_bytes:
             if self._memory is not None:
                 self._memory.close()
@@ -100,12 +101,12 @@ class MemoryFile:
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
-    """Return the weights in a file, mapped; raise RuntimeError if the fingerprint is another."""
+    """Map the weights of a file and return them; raise RuntimeError if the fingerprint differs."""
     return checked(load_file(path), expected)
 
 
 def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
-    """Return the weights; raise RuntimeError if their fingerprint is another."""
+    """Return the weights; raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
         raise RuntimeError(f"weight push: the trainer wrote {expected}, vLLM read {found}")

@@ -1,6 +1,6 @@
-"""Compare the logprobs of trainer and vLLM on given text, right after a push.
+"""Compare the logprobs of trainer and vLLM on the same text, right after a push.
 
-With the same weights both may still compute different numbers: another attention, another rope.
+With equal weights the logprobs may still differ, because attention or rope are computed otherwise.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +17,22 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# A confident policy has very improbable tokens, whose logprobs rounding alone moves further.
+# Later bounds are larger, because rounding changes the logprobs of improbable tokens more.
 _LATER_SLACK = 2.0
 
 
 @dataclass(frozen=True)
 class ProbedRows:
-    """A few rows of a batch and the trainer's logprobs of their tokens."""
+    """Some rows of a batch, with the trainer's logprobs of their tokens."""
 
     texts: list[list[int]]
-    logprobs: list[torch.Tensor]  # of each token but the first, at temperature 1
+    logprobs: list[torch.Tensor]  # of each token except the first, at temperature 1
 
     @classmethod
     def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Score the first rows. Collective."""
-        # All but the last token, because a row may fill vLLM's context and vLLM samples one more.
+        """Compute the trainer's logprobs of the first rows. Collective."""
+        # Drop the last token, because a row may fill vLLM's context and vLLM samples one more
+        # token.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
         scored = policy.logprobs(token_ids)
@@ -39,27 +40,26 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return |logprob difference| of all tokens [N]; empty if no row trains."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # each request waits for vLLM's next step
+        """Return the absolute logprob difference of all tokens [N]; empty if no row trains."""
+        with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel requests share vLLM's steps
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)
         return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
 
 
 class MismatchBound:
-    """The largest allowed difference; the first probe of a run has the tighter bound."""
+    """The largest allowed mean difference, which is smaller for the first probe of a run."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: the run was probed before it was stopped, so no probe is its first."""
+        """`resumed` means that the run was probed before its stop, so no probe is the first."""
         self._max_mismatch = max_mismatch
         self._slack = _LATER_SLACK if resumed else 1.0
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
-        """Return mean and maximum of a gap [N].
+        """Return mean and maximum of the differences [N].
 
         Raises:
-            RunFailed: the mean exceeds `max_mismatch`, or after the first probe twice that.
-
+            RunFailed: the mean exceeds `max_mismatch`, or twice that after the first probe.
         """
         mean = float(gap.mean())
         bound = self._max_mismatch * self._slack
@@ -76,7 +76,7 @@ class MismatchBound:
 
 
 def _score(vllm: VLLMRoutes, model: str, token_ids: list[int]) -> list[float]:
-    """Return vLLM's logprob of each token but the first."""
+    """Return vLLM's logprob of each token except the first."""
     return vllm.score(model, token_ids) if len(token_ids) > 1 else []
 
 
@@ -84,5 +84,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Return the number of tokens [B] of each row up to its last completion token."""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # 2 for a row without completion: without its last token nothing is left to compare.
+    # 2 for a row without completion: after dropping its last token, no token is compared.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

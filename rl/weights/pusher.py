@@ -1,12 +1,12 @@
-"""Push new weights to every vLLM after every step, and prove that they arrived.
+"""Push new weights to every vLLM after every step, and verify that they arrived.
 
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
-Every replica gets its push in a thread of its own, so no replica waits for another. Three faults
-would go unnoticed, and each is an error here: the push changed nothing; vLLM loaded something else
-(our plugin compares fingerprints and the output of every layer); trainer and vLLM compute different
-logprobs from the same weights (the probe).
+Every replica has a separate thread, so no replica waits for another. Three faults would otherwise
+stay hidden and are errors here. The push changed nothing. vLLM loaded other weights (our plugin
+compares fingerprints and the output of every layer). Trainer and vLLM compute different logprobs
+from the same weights (the probe).
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LostReceiver:
-    """A replica that did not take the weights. It must answer no request until it is restarted.
+    """A replica that failed to load the weights. It must answer no request until it is restarted.
 
-    It may be paused, and its weights are unknown.
+    The replica may be paused, and its weights are unknown.
     """
 
     name: str
@@ -37,22 +37,21 @@ class LostReceiver:
 
 
 class NoReceiver(RunFailed):
-    """No vLLM has the weights."""
+    """Raised when no vLLM has the weights."""
 
 
 class WeightPusher:
-    """Pushes weights and probes the result. All ranks call both; rank 0 talks to vLLM."""
+    """A pusher that sends weights and probes them. All ranks call it; rank 0 contacts vLLM."""
 
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
     ) -> None:
-        """Connect to nothing yet.
+        """Store the arguments; connect to no vLLM yet.
 
         Args:
-            sender: of conf/sync, opened.
-            receivers: every vLLM; ignored on ranks other than 0.
-            resumed: the run was probed before it was stopped.
-
+            sender: the opened sender of conf/sync.
+            receivers: the routes of every vLLM; ignored on ranks other than 0.
+            resumed: whether the run was probed before it was stopped.
         """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
@@ -69,7 +68,7 @@ class WeightPusher:
         self._had_several |= len(self._receivers) > 1
 
     def lost(self) -> list[LostReceiver]:
-        """Return the replicas that were dropped since the last call."""
+        """Return the replicas that have failed since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -77,14 +76,13 @@ class WeightPusher:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
         Args:
-            policy: whose weights.
-            version: what vLLM reports as the version of every later token.
+            policy: the policy whose weights are pushed.
+            version: the version that vLLM reports for every later token.
             must_differ: the optimizer took a step, so unchanged weights are an error.
 
         Raises:
-            NoReceiver: no vLLM has taken the weights.
-            RunFailed: the weights did not change.
-
+            NoReceiver: no vLLM has loaded the weights.
+            RunFailed: the weights must differ but did not change.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -100,7 +98,7 @@ class WeightPusher:
         self._last = packed
         receivers = list(self._receivers.values())
         if not receivers:
-            raise NoReceiver("no vLLM answers that it is healthy, so none can take the weights")
+            raise NoReceiver("no vLLM answers its health check, so no vLLM can load the weights")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):
@@ -108,14 +106,14 @@ class WeightPusher:
                 self._lose(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push to one vLLM; return its failure."""
+        """Push to one vLLM; return the error, or None after success."""
         try:
-            with receiver.together():
+            with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
                     self._sender.connect(receiver)
                     self._connected.add(receiver.replica.name)
-                # Running requests are kept: an unfinished rollout continues with the new weights,
-                # and each of its tokens carries its own version.
+                # Keep running requests: an unfinished rollout continues with the new weights, and
+                # each of its tokens records the version that sampled it.
                 receiver.pause()
                 self._sender.send(receiver, version)
                 receiver.resume()
@@ -124,7 +122,7 @@ class WeightPusher:
         return None
 
     def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        """Drop a replica; raise NoReceiver if it was the last one."""
+        """Remove a failed replica; raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
         if not self._receivers:
@@ -134,13 +132,12 @@ class WeightPusher:
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Both score given text at temperature 1, so only weights and arithmetic can differ. One
-        replica per probe, in turn: the push has proved that each computes with these weights.
+        Both score given text at temperature 1, so only weights and arithmetic can differ. Each
+        probe uses the next replica, because the push has verified the weights of all replicas.
 
         Raises:
             NoReceiver: no vLLM answers any more.
             RunFailed: the logprobs differ too much (MismatchBound).
-
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

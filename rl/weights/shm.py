@@ -1,4 +1,4 @@
-"""All weights through memory: the trainer writes a file in memory, vLLM on the same host maps it.
+"""Push all weights through shared memory: vLLM on the same host maps a file of the trainer.
 
 Every byte is copied once. The file's path is in the trainer's folder of /proc, so vLLM must run as
 the same user.
@@ -14,19 +14,19 @@ from rl.weights.transport import Reader, Sender
 
 
 class FileReader(Reader):
-    """Maps the trainer's file in memory."""
+    """The receiver that maps the trainer's file in memory."""
 
     def __init__(self, worker: int) -> None:
-        """Every worker reads the whole file, so its number does not matter."""
+        """Ignore the worker's number, because every worker reads the whole file."""
 
     def read(self, fingerprint: str, *, path: str) -> dict[str, torch.Tensor]:
-        """Return the weights in the file, mapped, so that nothing is copied before the load."""
+        """Map the file and return its weights, so that nothing is copied before the load."""
         return read_weights(path, fingerprint)
 
 
 @dataclass(kw_only=True)
 class ShmSender(Sender):
-    """conf/sync/shm.yaml."""
+    """The sender through shared memory (conf/sync/shm.yaml)."""
 
     reader: ClassVar[type[Reader]] = FileReader
     one_host: ClassVar[bool] = True

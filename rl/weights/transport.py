@@ -1,4 +1,4 @@
-"""A way to push weights: a Sender in the trainer and a Reader in every worker of vLLM.
+"""The interface of a transport: a Sender in the trainer and a Reader in every worker of vLLM.
 
     trainer, rank 0                              worker of vLLM (rl/weights/vllm_plugin.py)
     Sender.collect, pack     once per push
@@ -6,8 +6,8 @@
     Sender.send              once per push and replica, in one thread per replica
                              ---- source --->    Reader.read(fingerprint, **source)
 
-A new way is one file with both classes and one YAML in conf/sync whose `_target_` is the Sender.
-Neither class imports vLLM: the plugin loads and proves what the Reader returns.
+A new transport is one file with both classes and one YAML in conf/sync whose `_target_` is the
+Sender. Neither class imports vLLM: the plugin loads and verifies the weights from the Reader.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiving side, in one worker of vLLM; built with the worker's number and `facts`."""
+    """The receiving side in one vLLM worker, created with the worker's number and `facts`."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
@@ -40,14 +40,14 @@ class Reader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what the reader holds open."""
+        """Release files and connections of the reader."""
 
 
 def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
-    """Return the reader that `target` names, a class of any importable module."""
+    """Create the reader whose class `target` names; the class may be in any importable module."""
     module, _, name = target.rpartition(".")
     reader = getattr(import_module(module), name)
-    # vLLM's route must not call any function that a request names.
+    # A request to vLLM's route must not be able to call an arbitrary function.
     if not (isinstance(reader, type) and issubclass(reader, Reader)):
         raise RuntimeError(f"{target} cannot receive weights: derive it from {Reader.__module__}")
     made: Any = reader
@@ -56,54 +56,55 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 
 @dataclass(kw_only=True)
 class Sender:
-    """The sending side (conf/sync). All ranks call `collect`, rank 0 alone the other methods.
+    """The sending side (conf/sync). All ranks call `collect`; rank 0 alone calls the other methods.
 
-    By default it pushes all weights from a file in memory. rl/config/transport.py and rl/placement
-    read the class variables from the source.
+    The default methods push all weights from a file in memory. rl/config/transport.py and
+    rl/placement read the class variables from the source code.
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # stands for the smallest exact way (sync=auto)
-    adapter_only: ClassVar[bool] = False  # pushes the LoRA matrices, vLLM has loaded the base
+    chooses: ClassVar[bool] = False  # replaced by the smallest exact transport (sync=auto)
+    # pushes only the LoRA matrices to a vLLM that has the base model
+    adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # trainer and vLLM must share a host
-    reader_copy: ClassVar[bool] = False  # vLLM holds the received copy beside its own weights
+    reader_copy: ClassVar[bool] = False  # a push needs a second copy of the weights in vLLM
 
     probe_every: NonNegativeInt
     probe_rows: PositiveInt
     max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
-        """Prepare for the first push; `timeout` is trainer.wait_timeout, the limit of any wait."""
+        """Prepare for the first push; `timeout` (trainer.wait_timeout) limits every wait."""
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the weights to push, on rank 0. Collective."""
+        """Gather the weights to push; return them on rank 0. Collective."""
         return policy.weights()
 
     def pack(self, weights: Weights) -> str:
-        """Make the weights ready for all replicas; return their fingerprint."""
+        """Write the weights for all replicas; return their fingerprint."""
         self._fingerprint = self._file.write(weights)
         return self._fingerprint
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Open a reader in every worker of a vLLM that has just started."""
+        """Create a reader in every worker of a newly started vLLM."""
         self.open_readers(vllm, {})
 
     def open_readers(self, vllm: VLLMRoutes, facts: dict[str, Any]) -> None:
-        """Have every worker of this vLLM build the reader from these facts."""
+        """Make every worker of this vLLM create the reader with these facts."""
         target = f"{self.reader.__module__}.{self.reader.__qualname__}"
         vllm.init_transfer({"reader": target, "facts": facts})
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 an adapter depends on it
-        """Return where the readers of this vLLM find the packed weights."""
+        """Return the arguments with which the readers of this vLLM find the packed weights."""
         return {"path": self._file.path}
 
     def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return what vLLM's workers are told about this push."""
+        """Return the request body of a push: fingerprint and source of the weights."""
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Have a paused vLLM load the packed weights and sample with them as `version`."""
+        """Make a paused vLLM load the packed weights and sample with them as `version`."""
         vllm.start_update()
         vllm.update(self.update(vllm))
         vllm.finish_update(version)
@@ -111,6 +112,6 @@ class Sender:
 
 @dataclass(kw_only=True)
 class AutoSender(Sender):
-    """sync=auto, which rl/config/transport.py replaces by another Sender before it is built."""
+    """The placeholder for sync=auto; rl/config/transport.py replaces it by another Sender."""
 
     chooses: ClassVar[bool] = True

@@ -1,10 +1,10 @@
-"""Runs inside vLLM: load the weights of a push and prove that vLLM computes with them.
+"""The vLLM plugin that loads the weights of a push and verifies that vLLM computes with them.
 
-vLLM imports this module through the entry point group `vllm.general_plugins`. On CPU vLLM repacks
+vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU vLLM repacks
 every linear weight for its kernels and empties the original. So loading into the parameters is not
-enough, and reading them proves nothing. This plugin reloads layer by layer, repacks what the reload
-skips (embedding and tied output head), and compares the output of each layer with the output that
-the received weights give. A Reader (rl/weights/transport.py) brings the weights.
+enough, and reading them proves nothing. This plugin reloads layer by layer, repacks the layers that
+the reload skips (embedding and tied output head), and compares the output of each layer with the
+output that the received weights give. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
 from collections.abc import Callable
@@ -40,11 +40,11 @@ from rl.weights.vllm_proof import (
     matrices_that_differ,
 )
 
-log = init_logger(f"vllm.{__name__}")  # only vLLM's own logger has a handler in this process
+log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger has a handler
 
 
 def register() -> None:
-    """Register our transfer engines; vLLM calls this in each of its processes."""
+    """Register our transfer engines; vLLM calls this function in each of its processes."""
     start_quickly()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
@@ -52,7 +52,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The class of the reader, and the arguments that its sender gives it."""
+    """The class of the reader, and its constructor arguments from the sender."""
 
     reader: str
     facts: dict[str, Any]
@@ -60,19 +60,18 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """One push: the fingerprint of its weights and where the reader finds them."""
+    """The request of one push: fingerprint of the weights, and where the reader finds them."""
 
     fingerprint: str
     source: dict[str, Any]
 
 
 class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """Opens the reader that the trainer names.
+    """The base class of our transfer engines, which creates the reader.
 
     Raises:
-        RuntimeError: the weights are not those that the trainer wrote, or a layer does not compute
-            with them. vLLM answers the trainer's request with it, so the push fails in its step.
-
+        RuntimeError: the weights differ from those of the trainer, or a layer does not compute with
+            them. vLLM returns the error to the trainer, so the push fails in the same step.
     """
 
     init_info_cls = InitInfo
@@ -80,55 +79,55 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _reader: Reader | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Open the reader, and close that of a trainer before a restart."""
+        """Create the reader, and close the reader of an earlier trainer process."""
         self.shutdown()
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Change nothing yet: if no weights follow, the model must stay as it is."""
+        """Change nothing, because the model must stay unchanged if no weights follow."""
 
     def shutdown(self) -> None:
-        """Close the reader."""
+        """Close the reader, if one is open."""
         if self._reader:
             self._reader.close()
             self._reader = None
 
     def read(self, update_info: UpdateInfo) -> dict[str, torch.Tensor]:
-        """Return the weights of a push."""
+        """Return the weights of a push from the reader."""
         assert self._reader
         return self._reader.read(update_info.fingerprint, **update_info.source)
 
 
 class WholeWeightsEngine(_Engine):
-    """Loads all weights of a push, under Hugging Face names."""
+    """The engine that loads all weights of a push, under their Hugging Face names."""
 
     _received: Weights = {}  # noqa: RUF012 replaced, never changed
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Read and check the weights, then pass them to the model's own loader."""
-        # Kept until `finish_weight_update` has compared every layer with them.
+        """Read and verify the weights, then load them with the model's own loader."""
+        # Keep the weights until `finish_weight_update` has compared every layer with them.
         self._received = self.read(update_info)
-        # Restores the original shapes of the parameters, so that they can be loaded.
+        # Restore the original shapes of the parameters, so that weights can be loaded.
         initialize_layerwise_reload(self.model)
         load = cast("Callable[..., object]", self.model.load_weights)
         load(list(self._received.items()))
 
     def finish_weight_update(self) -> None:
-        """Repack for the CPU kernels and compare every layer with the weights received.
+        """Repack the weights for the CPU kernels and compare every layer with the received weights.
 
-        Does nothing if none were received: a new trainer finishes what the last one left open.
+        Do nothing if no weights were received: a new trainer finishes the last one's open update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # A repacked layer has lost its original, so a layer that has one was skipped.
+            # A repacked layer has an empty weight, so the reload skipped every layer with a weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
         shared = list(layers_that_share(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM computes in the trainer's memory in {shared}")
+            raise RuntimeError(f"weight push: vLLM uses the trainer's memory in {shared}")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compared_layers(self.model, sent))
@@ -137,20 +136,20 @@ class WholeWeightsEngine(_Engine):
             if wrong:
                 raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
         else:
-            _log_once("no layer is compared: under tensor parallelism each holds but a shard")
-        self._received = {}  # unmaps them
+            _log_once("no layer is compared: under tensor parallelism each has only a shard")
+        self._received = {}  # releases the mapped file
 
 
 class AdapterEngine(_Engine):
-    """Replaces the one adapter that vLLM has loaded by another of the same form."""
+    """The engine that replaces vLLM's only adapter by another one of the same form."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Open the reader, which writes the folder from which vLLM loads the adapter once."""
+        """Create the reader, which writes the folder from which vLLM loads the adapter once."""
         super().init_transfer_engine(init_info)
         self._form = PEFTHelper.from_dict(init_info.facts["form"])
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Replace the matrices of the adapter and compare them with those received."""
+        """Replace the matrices of the adapter and compare them with the received matrices."""
         received = self.read(update_info)
         manager = cast("LoRAModelManager", self.model.lora_manager)
         names = getattr(self.model, "hf_to_vllm_mapper", None)
@@ -158,14 +157,14 @@ class AdapterEngine(_Engine):
         (old,) = manager.list_adapters().values()
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=old.id,
-            # Clones, because vLLM scales them in place.
+            # Clone the tensors, because vLLM scales them in place.
             tensors={name: tensor.clone() for name, tensor in received.items()},
             peft_helper=self._form,
             device="cpu",
             dtype=cast("torch.dtype", manager.lora_config.lora_dtype),
             weights_mapper=names,
         )
-        # Under the old id, so that running requests continue.
+        # Keep the old id, so that running requests continue.
         manager.remove_adapter(old.id)
         manager.add_adapter(lora)
         manager.activate_adapter(old.id)
@@ -180,10 +179,10 @@ class AdapterEngine(_Engine):
             _log_once("no matrix is compared: under tensor parallelism each layer holds a shard")
 
     def finish_weight_update(self) -> None:
-        """Do nothing: an update is finished only to drop the adapters of a trainer before."""
+        """Do nothing: an update finishes only to drop the adapters of an earlier trainer."""
 
 
 @cache
 def _log_once(text: str) -> None:
-    """Write a line to vLLM's log, once instead of at every step."""
+    """Write a line to vLLM's log only once, not at every step."""
     log.info("weight push: %s", text)

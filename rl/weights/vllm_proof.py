@@ -1,4 +1,4 @@
-"""Compare what vLLM computes with, bit by bit, with what was sent (rl/weights/vllm_plugin.py)."""
+"""Verify bit by bit that vLLM computes with the pushed weights (rl/weights/vllm_plugin.py)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,21 +10,21 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
-_PROBES = 8  # of each kind
-_MAX_NAMES = 8  # layers in a line of the log
+_PROBES = 8  # number of noise inputs, and number of single-column inputs
+_MAX_NAMES = 8  # most layer names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return the same tensors under the names of vLLM's modules; q, k and v stay separate."""
+    """Return the weights under the names of vLLM's modules; q, k and v stay separate."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
 
 def compared_layers(model: torch.nn.Module, weights: Weights) -> Iterator[tuple[str, bool | None]]:
-    """Yield each layer that holds weights, and whether it computes with `weights`, bit by bit.
+    """Yield each layer's name, and whether the layer computes with `weights`, bit by bit.
 
     None means unknown: the layer holds a shard or a quantised form, or `weights` lacks its name.
-    vLLM fuses layers (q, k and v into one); `packed_modules_mapping` of the model lists them.
+    vLLM fuses layers (q, k and v into one), which the model's `packed_modules_mapping` lists.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for name, layer in model.named_modules():
@@ -37,7 +37,7 @@ def compared_layers(model: torch.nn.Module, weights: Weights) -> Iterator[tuple[
             yield name, None
             continue
         sent = _stacked([weights[source] for source in sources]).to(held)  # [out, in] or [in]
-        # Additional rows are padding of the vocabulary. No rows: the layer was repacked.
+        # Additional rows are padding of the vocabulary. A layer without rows was repacked.
         can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
         equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
         if equal is not False and hasattr(layer, "cpu_linear"):
@@ -54,28 +54,28 @@ def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]
 
 
 def coverage(proof: Mapping[str, bool | None]) -> str:
-    """Return a line that says how many layers of the model are compared."""
+    """Return a line for the log: how many layers of the model were compared."""
     unknown = [name for name, equal in proof.items() if equal is None]
     text = f"{len(proof) - len(unknown)} of {len(proof)} layers are compared with what was sent"
     if not unknown:
         return text
     shown = ", ".join(unknown[:_MAX_NAMES]) + (", ..." if len(unknown) > _MAX_NAMES else "")
-    return f"{text}; nothing is known of {shown}"
+    return f"{text}; not compared: {shown}"
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether a layer's repacked weights, which cannot be read, compute as `weight` does.
+    """Return whether a layer's repacked weights, which cannot be read, compute like `weight`.
 
-    A tolerance would have to allow for the rounding of another kernel, which exceeds the change of
-    one step. So `weight` is repacked for the same kernel and the outputs must be equal bit by bit.
-    Half of the inputs are noise, which every weight affects. The other half select single columns,
-    so that nothing is rounded.
+    A tolerance would have to exceed the rounding differences between kernels, which are larger
+    than the change of one step. So `weight` is repacked for the same kernel and the outputs must be
+    equal bit by bit. Half of the inputs are noise, which involves every weight. The other half
+    select single columns, so that nothing is rounded.
     """
     probe = probes(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
     computed = layer.cpu_linear(
         probe, layer.weight, bias
-    )  # [P, out], with the vocabulary's padding
+    )  # [P, out], including the vocabulary's padding
     missing = computed.shape[1] - len(weight)
     padded = _stacked([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
@@ -86,12 +86,12 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
 
 
 def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Stack rows; a single tensor is not copied, because it may be a gigabyte."""
+    """Concatenate tensors along the rows; do not copy a single tensor, which may be a gigabyte."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def probes(width: int) -> torch.Tensor:
-    """Return fixed inputs [P, width]: noise, and single columns spread over the width."""
+    """Return fixed test inputs [P, width]: noise, and one-hot vectors spread over the width."""
     noise = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0))
     columns = torch.linspace(0, width - 1, _PROBES).long()
     return torch.cat([noise, torch.nn.functional.one_hot(columns, width).float()])
@@ -103,9 +103,9 @@ def matrices_that_differ(
     sent: Mapping[tuple[str, bool], torch.Tensor],
     form: PEFTHelper,
 ) -> Iterator[str]:
-    """Yield the adapted layers for which vLLM holds other matrices than were sent, or none.
+    """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
 
-    The keys of `sent` are a layer's name and whether the matrix is A. vLLM fuses layers, and
+    A key of `sent` is a layer's name and whether the matrix is A (else B). vLLM fuses layers, and
     multiplies B by the scale.
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}
@@ -121,7 +121,7 @@ def matrices_that_differ(
             yield name
             continue
         expected = tensor.to(matrix) * (1 if is_a else form.get_rank_and_scaling(name)[1])
-        # vLLM's matrices have the size of the largest adapter that fits; the rest is padding.
+        # vLLM's matrices have the size of the largest allowed adapter, padded at the end.
         rows, columns = expected.shape
         if not torch.equal(matrix[:rows, :columns], expected):
             yield name

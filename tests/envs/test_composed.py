@@ -285,7 +285,7 @@ def reward(name: str, **options) -> dict:
     ("changes", "message"),
     [
         ({"rewards": {}}, "rewards is empty"),
-        ({"reward_weights": {"exakt": 1.0}}, "exakt.* does not have: use exact or found or"),
+        ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: use exact or found or"),
         ({"max_turns": 1}, "max_turns=1 with 3 tools"),
         (
             {"tools": [], "shared": {}, "rewards": {"calls": reward("calls")}, **ALONE},

@@ -139,7 +139,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
         ('{"question": "q", "solution": 1}', {}, "row 1 has no column 'answer', but 'question', "),
         ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON at character 2: Exp.*quotes$"),
         ("[1]", {}, "line 1 is no JSON object"),
-        ("\n", {}, "holds no rows"),
+        ("\n", {}, "has no rows"),
         (None, {}, "no such file"),
         ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves nothing .* 1 distinct prompts"),
         ("", {"num_eval": -1}, "num_eval=-1"),

@@ -79,11 +79,11 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
 @pytest.mark.parametrize(
     ("text", "max_score", "problem"),
     [
-        ("maybe", None, "was to say yes or no, and said: 'maybe'"),
-        ("", None, "was to say yes or no, and said: ''"),
-        ("good", 10.0, "was to say 0 to 10, and said: 'good'"),
-        ("11", 10.0, "was to give 0 to 10 points, and gave 11"),
-        ("-1", 10.0, "was to give 0 to 10 points, and gave -1"),
+        ("maybe", None, "must say yes or no, but said: 'maybe'"),
+        ("", None, "must say yes or no, but said: ''"),
+        ("good", 10.0, "must say 0 to 10, but said: 'good'"),
+        ("11", 10.0, "must give 0 to 10 points, but gave 11"),
+        ("-1", 10.0, "must give 0 to 10 points, but gave -1"),
     ],
 )
 async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):
@@ -94,7 +94,7 @@ async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_sco
 async def test_a_judge_that_does_not_answer_gives_no_reward():
     with pytest.raises(JudgeError, match=r"judge\.url=http.*answered 401: no such key: the server"):
         await ask(Answers((401, "no such key")))
-    with pytest.raises(JudgeError, match=r"judge\.model=judge has no room for the prompt"):
+    with pytest.raises(JudgeError, match=r"judge\.model=judge: the prompt exceeds the context"):
         await ask(Answers((400, "maximum context length is 16 tokens")))
 
 

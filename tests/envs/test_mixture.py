@@ -99,7 +99,7 @@ def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
     [
         ({}, {}, "envs is empty"),
         (["a"], {"b": 1.0}, "weights names b, but envs has a: give each environment a weight"),
-        (["a"], {"a": 0.0}, r"weights=\{'a': 0.0\}: make them positive"),
+        (["a"], {"a": 0.0}, r"weights=\{'a': 0.0\}: use positive weights"),
     ],
 )
 def test_names_and_weights_that_do_not_fit_are_refused(envs, weights, message):

@@ -107,7 +107,7 @@ def test_the_same_options_and_seeds_give_the_same_examples(kind):
         (Arithmetic, {"num_train": 0}, "num_train=0"),
         (Arithmetic, {"num_eval": 1323}, "make 1323 questions; raise max_operand or lower num_ev"),
         (AlphabetSort, {"min_turns": 4}, "min_turns may not exceed"),
-        (AlphabetSort, {**ONE_LETTER, "num_names": 6}, "8 different .* 26 .* raise max_len"),
+        (AlphabetSort, {**ONE_LETTER, "num_names": 6}, "26 names .* 8 different .* raise max_len"),
         (
             AlphabetSort,
             {"max_turns": 2, **ONE_LETTER, "num_eval": 326},

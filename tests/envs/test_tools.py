@@ -103,7 +103,7 @@ USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
         ),
         (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: it is nested too deep"),
         (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),
-        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: it holds a number"),
+        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: it contains a num"),
         (
             raw("", "{bad", error="the tool call is not valid JSON"),
             f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",

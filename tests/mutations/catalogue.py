@@ -332,14 +332,14 @@ MUTATIONS = (
     Mutation(
         "checkpoint: is complete before its state is written",
         "rl/trainer/checkpoint.py",
-        """            run_folder.state_of(aside).write_text(json.dumps(state))
+        """            run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
                 _delete(final)
-            publish(aside, final)
+            publish(temporary, final)
 """,
         """            if final.exists():
                 _delete(final)
-            publish(aside, final)
+            publish(temporary, final)
             run_folder.state_of(final).write_text(json.dumps(state))
 """,
     ),

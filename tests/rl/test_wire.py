@@ -176,7 +176,7 @@ def test_the_error_for_a_late_batch_names_the_timeout_and_the_log(serve):
     ids=["at once, unread", "after the question", "in mid-answer"],
 )
 def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monkeypatch):
-    monkeypatch.setattr(rollouts_link, "_CAUSE_FIRST_S", 0.0)
+    monkeypatch.setattr(rollouts_link, "_REPORT_DELAY_S", 0.0)
     link = serve(behave)
 
     with pytest.raises(RunFailed, match=r"closed its connection; see logs/rollouts\.log"):

@@ -113,7 +113,7 @@ def test_a_server_that_cannot_start_is_quoted(launcher):
     assert result.status == 1
     assert "inference ended with status" in result.screen
     assert "argument --kv-cache-dtype: invalid choice: 'none'" in result.screen
-    assert "no step was done: nothing is lost, and the name is free" in result.screen
+    assert "no step was done: nothing is lost, and run_name can be used again" in result.screen
 
 
 def _members(groups):

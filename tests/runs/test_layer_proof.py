@@ -104,7 +104,7 @@ def test_the_log_names_the_layers_that_cannot_be_compared():
     del sent["out.weight"]  # as if it had an unknown name
     part = dict(compared_layers(Model(weights(torch.bfloat16)), sent))
     assert part == {"qkv": True, "out": None, "norm": True}
-    expected = "2 of 3 layers are compared with what was sent; nothing is known of out"
+    expected = "2 of 3 layers are compared with what was sent; not compared: out"
     assert coverage(part) == expected
 
 

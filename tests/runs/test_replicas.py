@@ -49,7 +49,7 @@ def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
     finally:
         stop(process)
     assert "inference0: ended with status -9 (killed, " in screen
-    assert "it is started again, and the other" in screen
+    assert "the server is restarted, and the other" in screen
     nothing_is_lost_or_trained_twice(folder)
     every_token_has_a_version_that_may_be_trained(folder)
 

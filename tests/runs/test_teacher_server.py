@@ -123,7 +123,7 @@ def test_more_candidates_than_the_server_allows_are_refused_with_its_limit(url, 
     with pytest.raises(RunFailed) as caught:
         remote(url, 21).start(setting).score(rows())
     assert str(caught.value) == (
-        f"reference.url={url} gives the 20 most likely tokens at most, and reference.top_k=21: "
+        f"reference.url={url} returns at most 20 likely tokens, fewer than reference.top_k=21: "
         "lower it, or start the server with --max-logprobs 21"
     )
 

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from envs.sandbox.sandbox import OURS, Limits, Sandbox
+from envs.sandbox.sandbox import PROJECT, Limits, Sandbox
 from envs.tools import ToolError
 
 OPTIONS = {
@@ -29,7 +29,7 @@ def interpreters():
             command = (folder / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if status != "Z" and b"envs.sandbox.interpreter" in command and OURS.encode() in command:
+        if status != "Z" and b"envs.sandbox.interpreter" in command and PROJECT.encode() in command:
             found.add(int(folder.name))
     return found
 

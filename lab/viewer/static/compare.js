@@ -1,8 +1,8 @@
 // The right column: the other rollouts of the group, the same question at other versions, and in
 // other runs.
 //
-// Equal answers are shown once, with a dot for each. The text that an answer shares with the open
-// one is dimmed, so that the difference is easy to see.
+// Equal answers are shown once, with a dot for each rollout. The text that an answer shares with the
+// open rollout is dimmed, so that the difference is easy to see.
 
 import { h, number, plural, svg } from "./dom.js";
 import { answerText } from "./messages.js";
@@ -15,14 +15,14 @@ const TABS = [
   ["versions", "v", "Over versions"],
   ["runs", "r", "Other runs"],
 ];
-const MOST = 400; // rollouts fetched at once
-const SHARED = 60; // characters of the shared text that are shown
+const MOST = 400; // maximum number of rollouts in one request
+const SHARED = 60; // maximum characters of shared text to show
 
 export function compare({ data, tables, open }) {
   const tabs = h("div", { class: "tabs", role: "tablist" });
   const body = h("div", { class: "answers" });
   const element = h("div", { class: "compare" }, tabs, body);
-  let turn = 0; // number of the last call; earlier calls must not draw
+  let turn = 0; // number of the latest call, because earlier calls must not draw
 
   async function show(run, row) {
     const mine = ++turn;
@@ -167,7 +167,7 @@ function means(sections, tables) {
   return h("figure", { class: "overview" }, picture);
 }
 
-// Return the answer with the text that it shares with the open one dimmed.
+// Return the answer, with the text dimmed that the open rollout also contains.
 function parted(text, opened) {
   let at = 0;
   while (at < text.length && at < opened.length && text[at] === opened[at]) at++;

@@ -1,5 +1,5 @@
 // The list of questions that pass the filters, with a dot for every rollout. Only visible rows are in
-// the document, so 10,000 of them cost as much as ten.
+// the document, so 10,000 rows cost as much as ten.
 
 import { h, number } from "./dom.js";
 import { rewardStyle } from "./colours.js";
@@ -104,7 +104,7 @@ export function list({ open }) {
     );
   }
 
-  // Return the rollout `by` places after `from` among those that pass, null after the last one.
+  // Return the rollout `by` places after `from` among the rollouts that pass, or null after the last rollout.
   function neighbour(by, from) {
     const passing = [];
     for (const group of groups) {

@@ -1,4 +1,4 @@
-// The page. The address holds what is chosen (state.js); everything on the page follows from it.
+// The page. Its address contains the current choices (state.js), which determine the whole page.
 
 import { compare } from "./compare.js";
 import { conversation } from "./conversation.js";
@@ -148,21 +148,21 @@ async function drawMiddle() {
     data.rollouts(run(), [row]),
     data.tokens(run(), row),
   ]).catch((error) => {
-    shown = ""; // so that opening it again requests it again
+    shown = ""; // so that opening the rollout again repeats the request
     throw error;
   });
   if (mine !== asked) return;
   middle.show(line, answer, table, row);
 }
 
-// Ask the server which rollouts contain the searched text.
+// Request the numbers of the rollouts that contain the searched text.
 async function ask() {
   const table = tables[run()];
   table.found = state.q ? new Set(await data.search(run(), state.q)) : null;
 }
 
-// Choose if the address does not: training rollouts if there are any, and the first rollout that
-// passes the filters, if possible one with recorded tokens.
+// Make default choices if the address has none: training rollouts if there are any, and the first
+// rollout that passes the filters, if possible with recorded tokens.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);

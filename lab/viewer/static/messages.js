@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 
-const LONG = { tool: 700, system: 160 }; // a longer message is folded at first
+const LONG = { tool: 700, system: 160 }; // longer messages are folded at first
 
 export function said(message) {
   if (!message || typeof message !== "object") return [h("p", { class: "text" }, asText(message))];

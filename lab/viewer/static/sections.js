@@ -1,5 +1,5 @@
-// The rollouts to compare with an open one: sections of {run, title, rows, step}, or a sentence that
-// says why there are none.
+// The rollouts to compare with an open one: sections of {run, title, rows, step}, or a sentence
+// that explains why there are no sections.
 
 export const SECTIONS = {
   group(tables, run, row) {

@@ -21,7 +21,7 @@ export class Table {
     this.bins = {};
     this.columns = {};
     this.groups = []; // consecutive rows of one question in one step
-    this.groupOf = []; // row -> its place in groups
+    this.groupOf = []; // index in `groups` of each row
     this.titles = {};
     this.fails = new Uint32Array(0);
     this.found = null; // rows that the text search found
@@ -197,7 +197,7 @@ export class Table {
     const [source, step, group, place] = address.split(".");
     for (const g of this.groups) {
       if (g.source !== source || `${g.step}` !== step || `${g.group}` !== group) continue;
-      // A question that is asked again later is another group, whose places continue the first's.
+      // A question that is sampled again later is another group, which continues the places.
       const row = g.start + Number(place) - this.columns.place[g.start];
       if (row >= g.start && row < g.end) return row;
     }

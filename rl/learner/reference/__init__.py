@@ -1,1 +1,1 @@
-"""References: what the divergence is measured from, and teachers."""
+"""References: models to which a KL penalty or a distillation loss compares the policy."""

@@ -1,6 +1,6 @@
-"""A teacher behind another vLLM server, asked for the logprobs of given tokens.
+"""A teacher on another vLLM server, which returns the logprobs of given tokens.
 
-One request per row. The row is the prompt, and `prompt_logprobs` returns the logprob of each token,
+Each request contains one row as its prompt. `prompt_logprobs` returns the logprob of each token,
 with the top_k most likely tokens if the loss compares distributions.
 
 N: completion tokens of a micro-batch, K: top_k.
@@ -25,24 +25,23 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
-_AT_ONCE = 32  # requests in flight
-_LARGEST_MIB = 1024  # an answer holds top_k candidates for each token of a row
+_REQUESTS = 32  # maximum number of concurrent requests
+_LARGEST_MIB = 1024  # large, because a response has top_k candidates for each token of a row
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
-_ALLOWED = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
+_TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """conf/reference/endpoint.yaml: another vLLM, asked for the logprobs of given tokens.
+    """The options of a teacher on another vLLM server (conf/reference/endpoint.yaml).
 
     Attributes:
-        url: of the server's OpenAI-compatible API, with /v1.
-        model: the teacher's name on the server.
-        timeout: seconds for one row.
-        max_retries: further attempts after no answer, or after an error of the server.
-        top_k: candidates at each token, if the loss compares distributions.
-        sees_hint: its prompts hold the hints of the examples (rl/sampling/chat.py).
-
+        url: base URL of the server's OpenAI-compatible API, with /v1.
+        model: name of the teacher on the server.
+        timeout: seconds for the request of one row.
+        max_retries: retries of a request without response or with a server error.
+        top_k: number of candidates at each token, if the loss compares distributions.
+        sees_hint: whether the prompts contain the hints of the examples (rl/sampling/chat.py).
     """
 
     only_temperature_1: ClassVar[bool] = True
@@ -55,7 +54,7 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Compare the tokenizers; other faults of the server show at the first batch."""
+        """Return the teacher, after a check of the server's tokenizer and length limit."""
         assert setting.temperature == 1, "refused by rl/config/algorithm_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
@@ -69,18 +68,18 @@ class _Remote(Reference):
         self._ranks = ranks
         self._where = f"reference.url={endpoint.url}"
         self._url = f"{endpoint.url.rstrip('/')}/completions"
-        self._retries = 0  # of the last call of `score`
+        self._retries = 0  # retries during the last call of `score`
 
     def _client(self, max_retries: int) -> HttpClient:
         timeout = self._endpoint.timeout
         return HttpClient(
-            timeout=timeout, max_retries=max_retries, max_concurrent=_AT_ONCE, max_mib=_LARGEST_MIB
+            timeout=timeout, max_retries=max_retries, max_concurrent=_REQUESTS, max_mib=_LARGEST_MIB
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server has another tokenizer, or takes shorter rows.
+        """Raise RunFailed if the server has another tokenizer or a length limit that is too small.
 
-        A server that does not answer, or has no such route, is not checked.
+        There is no check if the server does not answer or has no /tokenize route.
         """
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
@@ -98,17 +97,17 @@ class _Remote(Reference):
             )
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
-                f"{self._where} takes {longest} tokens, one of them behind those that it scores, "
-                f"and a row may have max_seq_len={max_seq_len}: start it with --max-model-len "
+                f"{self._where} accepts {longest} tokens, and max_seq_len={max_seq_len} needs one "
+                f"more than {max_seq_len}: start the server with --max-model-len "
                 f"{max_seq_len + 1} or more, or lower max_seq_len"
             )
 
     def metrics(self) -> dict[str, float]:
-        # Each rank asks for its own rows, and one of them logs.
+        # Add up the ranks, because each rank sends its own requests and only rank 0 logs.
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        """Return the scores of all micro-batches; their rows are requested together."""
+        """Return the scores of all micro-batches. Their rows are requested concurrently."""
         questions = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
@@ -125,21 +124,21 @@ class _Remote(Reference):
 
     async def _answers(self, questions: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
         client = self._client(self._endpoint.max_retries)
-        tasks = [asyncio.create_task(self._ask(client, *question)) for question in questions]
+        tasks = [asyncio.create_task(self._request(client, *question)) for question in questions]
         async with client:
             try:
                 return await asyncio.gather(*tasks)
             finally:
                 self._retries = client.num_retries
-                for task in tasks:  # if one failed, the others are not needed
+                for task in tasks:  # if one task failed, cancel all other tasks
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scored:
-        """Return the scores of the tokens at `places` of one row."""
+    async def _request(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scored:
+        """Request one row, and return the scores of its tokens at the positions `places`."""
         if not places:
             return self._read([], [])
-        # Up to the last completion token, because padding and a trailing reply need no score.
+        # Cut the row after its last completion token, because later tokens need no score.
         prompt = token_ids[: places[-1] + 1]
         body = {"model": self._endpoint.model, "prompt": prompt, "max_tokens": 1}
         text = ""
@@ -148,9 +147,9 @@ class _Remote(Reference):
             entries = json.loads(text)["choices"][0].get("prompt_logprobs")
         except HttpError as error:
             problem = str(error)
-            if allowed := _ALLOWED.search(error.text):
+            if allowed := _TOP_K_LIMIT.search(error.text):
                 problem = (
-                    f"gives the {allowed[1]} most likely tokens at most, and reference.top_k="
+                    f"returns at most {allowed[1]} likely tokens, fewer than reference.top_k="
                     f"{self._top_k}: lower it, or start the server with --max-logprobs "
                     f"{self._top_k}"
                 )
@@ -162,22 +161,22 @@ class _Remote(Reference):
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
 
     def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:
-        """Return tensors of the entries {token: {logprob}} at each place."""
+        """Convert response entries {token: {logprob}}, one per scored token, to tensors."""
         pairs = zip(entries, tokens, strict=True)
         logprobs = torch.tensor([entry[str(t)]["logprob"] for entry, t in pairs])
         if not self._top_k:
             return Scored(logprobs)
-        # vLLM adds the given token to the most likely ones.
+        # vLLM returns the given token in addition to the most likely ones, so keep only top_k.
         best = [
             sorted(((e["logprob"], int(t)) for t, e in entry.items()), reverse=True)[: self._top_k]
             for entry in entries
         ]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
-        if (ids >= self._vocabulary).any():  # padding of the teacher's vocabulary, rarely likely
+        if (ids >= self._vocabulary).any():  # rare ids in the padding of the teacher's vocabulary
             raise RunFailed(
-                f"{self._where} names the token {int(ids.max())} as likely, and the policy knows "
-                f"{self._vocabulary}: lower reference.top_k, or choose another teacher"
+                f"{self._where} returns the token id {int(ids.max())}, and the policy has only "
+                f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
         return Scored(logprobs, ids, values.reshape(shape))

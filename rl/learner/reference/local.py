@@ -1,8 +1,8 @@
-"""References that the trainer's ranks compute themselves.
+"""References that run on the trainer's ranks.
 
-initial    the policy as the run starts: with an adapter the base, else a copy, which
+initial    the policy at the start of the run: with an adapter the base model, else a copy, which
            `refresh_every` may move towards the policy
-model      another model with the same tokenizer: a teacher
+model      another model with the same tokenizer, for example a teacher
 """
 
 import json
@@ -29,17 +29,16 @@ _FILE = "reference.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPolicy:
-    """conf/reference/initial.yaml.
+    """The options of the initial policy as a reference (conf/reference/initial.yaml).
 
     Attributes:
-        refresh_every: steps between two refreshes; 0: never.
-        refresh_mix: share of the policy in the refreshed reference; 1 replaces it.
-        top_k: candidates at each token, if the loss compares distributions.
-        sees_hint: its prompts hold the hints of the examples (rl/sampling/chat.py).
-
+        refresh_every: number of steps between two refreshes; 0: never.
+        refresh_mix: weight of the policy in a refreshed reference; 1: a copy of the policy.
+        top_k: number of candidates at each token, if the loss compares distributions.
+        sees_hint: whether the prompts contain the hints of the examples (rl/sampling/chat.py).
     """
 
-    is_policy: ClassVar[bool] = True  # an earlier state of the policy itself
+    is_policy: ClassVar[bool] = True  # the reference is an earlier state of the policy
 
     refresh_every: NonNegativeInt
     refresh_mix: Annotated[float, Meta(gt=0, le=1)]
@@ -47,7 +46,7 @@ class InitialPolicy:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the base with its adapter off, or a copy of the weights."""
+        """Return the policy with its adapter off, or a copy of its initial weights."""
         top_k = setting.num_candidates(self.top_k)
         if setting.policy.has_adapter:
             return _AdapterOff(setting.policy, top_k)
@@ -66,7 +65,7 @@ class FrozenModel:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load the model on every rank."""
+        """Load the model on every rank, and check its tokenizer."""
         folder = local_folder(self.path, self.revision, "reference")
         _require_same_tokens(folder, setting.model)
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
@@ -82,9 +81,9 @@ class _AdapterOff(Reference):
 
 
 class _Copy(Reference):
-    """A model on every rank. If it follows the policy, its moving average is kept in float32.
+    """A reference model on every rank. Its moving average of the policy, if any, is in float32.
 
-    In bfloat16 most of a small move would be rounded away.
+    bfloat16 would round away most small changes of the average.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class _Copy(Reference):
     def after_step(self, step: int) -> None:
         if not self._every or step % self._every:
             return
-        new = self._setting.policy.weights()  # on rank 0, which sends them to all copies
+        new = self._setting.policy.weights()  # all weights on rank 0, {} on other ranks
         for name, parameter in self._parameters.items():
             moved = new[name].to(parameter) if new else torch.empty_like(parameter)
             dist.broadcast(moved, 0)
@@ -138,7 +137,7 @@ class _Copy(Reference):
 
 
 def _require_same_tokens(teacher: Path, student: Path) -> None:
-    """Raise RunFailed if the policy's token ids mean something else to the teacher."""
+    """Raise RunFailed if the policy and the teacher have different tokenizers."""
     teacher_tokenizer, student_tokenizer = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         for folder in (teacher, student)

@@ -1,4 +1,4 @@
-"""A teacher for each environment of a mixture: it scores the rows of its environment.
+"""A teacher for each environment of a mixture, which scores the rows of this environment.
 
 B: rows, N: completion tokens of a micro-batch.
 """
@@ -18,42 +18,42 @@ from rl.runtime.failure import RunFailed
 
 
 class ReferenceChoice(Protocol):
-    """Another choice of conf/reference."""
+    """The interface of a reference's options in conf/reference."""
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load the reference, or connect to it."""
+        """Return the reference, loaded or connected to its server."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerEnvironment:
-    """conf/reference/per_env.yaml: teachers by the name of their environment."""
+    """The options of conf/reference/per_env.yaml: one teacher per environment, by name."""
 
     teachers: Mapping[str, ReferenceChoice]
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Start all teachers."""
-        return _Several({name: teacher.start(setting) for name, teacher in self.teachers.items()})
+        """Return a reference with all teachers started."""
+        return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
 
 
-class _Several(Reference):
+class _Teachers(Reference):
     def __init__(self, teachers: Mapping[str, Reference]) -> None:
         self._teachers = teachers
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Every teacher gets every micro-batch, even if only an empty row of it: under ZeRO-3 all
-        # ranks score the base of an adapter together, whatever environments a rank has.
+        # Every teacher scores every micro-batch, or an empty row of it. Under ZeRO-3 scoring can be
+        # a collective, and ranks may have rows of different environments.
         scored = {
-            name: teacher.score([_of(name, rows) for rows in batches])
+            name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
         }
         return [
-            _merged(rows, {name: scores[i] for name, scores in scored.items()})
+            _in_row_order(rows, {name: scores[i] for name, scores in scored.items()})
             for i, rows in enumerate(batches)
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Return the counts of all teachers, added up."""
+        """Return the metrics of all teachers, added up by name."""
         total: Counter[str] = Counter()
         for teacher in self._teachers.values():
             total.update(teacher.metrics())
@@ -73,22 +73,22 @@ class _Several(Reference):
 
 
 def _folder_of(folder: Path, i: int) -> Path:
-    """Return the folder of one teacher: several may write files of the same name."""
+    """Return teacher `i`'s own folder, because teachers may write files of the same name."""
     own = folder / f"reference_{i}"
     own.mkdir(exist_ok=True)
     return own
 
 
-def _of(name: str, rows: Rows) -> Rows:
-    """Return the rows of one environment, or one row without completion tokens."""
+def _rows_of(name: str, rows: Rows) -> Rows:
+    """Return the rows of environment `name`, or one row without completion tokens."""
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
         return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own))
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 
-def _merged(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
-    """Return the scores of all environments in the order of the rows."""
+def _in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
+    """Return the scores of all environments in the order of `rows`."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     if unknown := set(envs) - set(by_env):
         raise RunFailed(
@@ -96,7 +96,7 @@ def _merged(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
             f"reference.teachers.{min(unknown)}=..."
         )
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
-    # [N] the place of each score, one teacher's scores after the other's
+    # [N] position of each score, if scores are concatenated teacher by teacher
     order = numbers.argsort(stable=True).to(rows.mask.device)
 
     def place(scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the trainer asks of a reference, and what a reference is built from."""
+"""The interface of references, and the settings that they are built from."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,44 +17,44 @@ class Reference:
     """The base class of references. All ranks call every method together."""
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        """Score each micro-batch's completion tokens at the sampler's temperature."""
+        """Return logprobs of all completion tokens at the sampler's temperature."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last call of `score`."""
+        """Return the metrics of the last call of `score`."""
         return {}
 
     def after_step(self, step: int) -> None:
-        """Follow the policy after `step` optimizer steps; by default do not change."""
+        """Update the reference after `step` optimizer steps. By default nothing changes."""
 
     def save(self, folder: Path) -> None:
-        """Write what cannot be loaded from elsewhere."""
+        """Write the state that `load` needs. The default writes nothing."""
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote."""
+        """Load the state that `save` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """What a reference may be built from."""
+    """The settings that every reference is built from."""
 
     policy: Policy
-    model: Path  # the folder that the policy started from
+    model: Path  # folder of the policy's initial model
     dtype: torch.dtype
     temperature: float
     logprob_chunk: int
-    max_seq_len: int  # tokens of the longest row
+    max_seq_len: int  # number of tokens of the longest possible row
     seed: int
-    vocabulary: int  # number of tokens that the policy knows
-    reads_candidates: bool = False  # the loss compares distributions
-    head_dtype: torch.dtype | None = None  # of the policy's output head, None for the model's
+    vocabulary: int  # size of the policy's vocabulary
+    reads_candidates: bool = False  # whether the loss compares distributions
+    # dtype of the policy's output head; None: the model's dtype
+    head_dtype: torch.dtype | None = None
 
     def num_candidates(self, top_k: int) -> int:
         """Return `top_k`, or 0 if the loss does not compare distributions.
 
         Raises:
-            RunFailed: the policy knows fewer tokens.
-
+            RunFailed: the policy's vocabulary has fewer than `top_k` tokens.
         """
         if self.reads_candidates and top_k > self.vocabulary:
             raise RunFailed(
@@ -66,17 +66,17 @@ class ReferenceSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class NoReference:
-    """conf/reference/none.yaml."""
+    """The choice of no reference (conf/reference/none.yaml)."""
 
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 as other references
-        """Fail: the configuration check refuses what reads a reference."""
-        raise AssertionError("rl/config/algorithm_rules.py refuses what needs a reference here")
+        """Raise AssertionError: the configuration check refuses runs that need a reference."""
+        raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
 
 
 def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate scores and pass each tensor through `place`; candidates may be missing."""
+    """Concatenate scores, and apply `place` to each tensor. Candidates may be None."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(
@@ -84,5 +84,5 @@ def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Score
         )
     ]
     logprobs, *candidates = [place(torch.cat(column)) if column else None for column in columns]
-    assert logprobs is not None, "a micro-batch has a row"
+    assert logprobs is not None, "every micro-batch has a row"
     return Scored(logprobs, *candidates)

@@ -11,12 +11,12 @@ import pytest
 
 from envs.sandbox import confinement
 from envs.sandbox.confinement import ALLOWED, MACHINES
-from envs.sandbox.sandbox import OURS
+from envs.sandbox.sandbox import PROJECT
 
 
 def python(code):
     """Return what a new interpreter prints that can import this checkout."""
-    boot = f"import sys; sys.path.append({OURS!r})\n"
+    boot = f"import sys; sys.path.append({PROJECT!r})\n"
     done = subprocess.run(
         [sys.executable, "-ISc", boot + code], capture_output=True, text=True, check=True
     )

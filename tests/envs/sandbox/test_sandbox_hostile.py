@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox.sandbox import OURS
+from envs.sandbox.sandbox import PROJECT
 from tests.support.hostile import LATE, SNIPPETS
 from tests.support.sandboxes import interpreters, make, said, settled
 
@@ -71,7 +71,7 @@ asyncio.run(main())
 
 def test_no_sandbox_outlives_a_killed_parent():
     before = interpreters()
-    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, cwd=OURS)
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, cwd=PROJECT)
     try:
         assert parent.stdout.readline() == b"ready\n"
         assert len(interpreters() - before) == 1

@@ -189,7 +189,7 @@ def test_your_own_corpus_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
     assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
     assert reply(env, tool_call("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
     # The error comes before the first episode, although no question needs the pages.
-    with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, and .*'name'.*columns"):
+    with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, but .*'name'.*columns"):
         wiki(columns={}, **options).examples("train")
 
 
@@ -222,7 +222,7 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
-        ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: it maps title, content"),
+        ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: map only title, content"),
         ({"num_eval": 10**6}, "leave no question to train on"),
         ({"giving_up": 2.0}, "giving_up=2.0: a share of demonstrations"),
         ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which is not scored here"),

@@ -186,7 +186,7 @@ def test_four_empty_answers_of_the_teacher_end_the_search(endpoint, tmp_path):
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, max_calls=400)
     assert (
-        "the reflection model said nothing, 4 times in a row: raise reflection.max_tokens"
+        "the reflection model returned no text, 4 times in a row: raise reflection.max_tokens"
         in str(caught.value)
     )
     assert len(endpoint.teacher_asked) == 4

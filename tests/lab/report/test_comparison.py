@@ -77,7 +77,8 @@ def test_the_conclusion_names_what_is_better_or_worse_and_what_cannot_be_told(th
     text = conclusion(compare(three_arms, baseline="grpo"))
     assert text.startswith("cispo (by 0.")
     assert (
-        "beats grpo on 16 held-out questions, 5 seeds each; dapo cannot be told from grpo" in text
+        "beats grpo on 16 held-out questions, 5 seeds each; dapo cannot be distinguished from grpo"
+        in text
     )
     assert "smallest visible difference 0.0" in text
     reverse = compare(three_arms, baseline="cispo")
@@ -111,7 +112,7 @@ def test_without_evaluations_the_training_reward_counts_and_the_report_says_so()
     assert result(comparison, "b").difference.value == pytest.approx(0.2)
     assert result(comparison, "b").decision == "better"
     assert "by the training reward of the last 10 steps, 3 seeds each" in conclusion(comparison)
-    assert "other examples in every run" in comparison.notes[0]
+    assert "measured on other examples" in comparison.notes[0]
 
 
 def test_the_training_reward_is_that_of_the_last_steps():
@@ -127,7 +128,7 @@ def test_with_fewer_than_three_seeds_no_arm_is_called_better():
     assert "2 seeds." in conclusion(alone)
     assert "Fewer than 3 seeds" in alone.notes[0]
     assert {r.decision for r in comparison.others} == {"cannot tell"}
-    assert "it takes 3 seeds of each arm" in conclusion(comparison)
+    assert "at least 3 seeds of each arm" in conclusion(comparison)
 
 
 def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms):
@@ -138,7 +139,7 @@ def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms
     )
     comparison = compare([*three_arms, Arm("odd", "odd", odd)])
     assert left_out(comparison) == {
-        "asked": "it was asked other questions than grpo",
+        "asked": "it was evaluated on other questions than grpo",
         "bare": "it has no evaluation",
         "unscored": "it could not be scored on most of its questions",
     }
@@ -156,13 +157,13 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     assert any("Compared on the 12 questions" in note for note in comparison.notes)
 
 
-def test_runs_that_do_not_count_are_grouped_by_cause_the_most_frequent_first(three_arms):
+def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
     bare = [run(name=f"bare-{number}") for number in range(2)]
     stopped = [run(name=f"s-{step}", cause=f"stopped after step {step}") for step in (5, 6, 7)]
     comparison = compare([*three_arms, Arm("a", "a", (*stopped, *bare))])
-    (note,) = (note for note in comparison.notes if "not count" in note)
+    (note,) = (note for note in comparison.notes if note.startswith("Excluded"))
     assert note == (
-        "Runs that do not count (5): bare-0 and 1 more: it has no evaluation; "
+        "Excluded runs (5): bare-0 and 1 more: it has no evaluation; "
         "s-5: stopped after step 5; s-6: stopped after step 6"
     )
 
@@ -203,7 +204,7 @@ def test_the_conclusion_asks_for_at_least_one_more_seed(three_arms):
     base, dapo = comparison.results
     results = (base, replace(dapo, seeds_needed=3))
     text = conclusion(replace(comparison, results=results, baseline=base))
-    assert "1 more seed would do" in text
+    assert "1 more seed would suffice" in text
 
 
 def test_runs_of_one_name_keep_their_own_scores():

@@ -42,7 +42,7 @@ def test_the_page_has_the_conclusion_and_every_section(sweep):
         assert f"<h2>{heading}" in text
     assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text
-    assert "2 arms were compared with one" in text
+    assert "2 arms were compared with the baseline" in text
     assert "python train.py --multirun" in text
     assert '<td class="other">cispo</td>' in text
 
@@ -86,7 +86,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([], 2, ""),
         (["nowhere"], 2, "nowhere does not exist"),
         (["nowhere", "out=x.html"], 1, ""),
-        (["x=y"], 2, "the keys are baseline, judged, out"),
+        (["x=y"], 2, "x=y: unknown key, the keys are baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_reported_below_the_conclusion(tmp_pa
     (tmp_path / "file").write_text("")  # where a folder would have to be
     assert main([str(tmp_path), f"out={tmp_path}/file/report.html"]) == 1
     told = capsys.readouterr().out
-    assert told.index("scores 0.250") < told.index("not all could be written")
+    assert told.index("scores 0.250") < told.index("some files are missing")
 
 
 def background(page) -> int:

@@ -30,7 +30,7 @@ def test_a_sweep_ends_with_its_report_on_the_screen_and_on_disk(app, tmp_path):
     assert all(Path(folder).is_dir() for group in groups for folder in group["folders"])
     assert "rate=0.7" in output
     assert "unfinished" not in output  # because the column would be empty
-    assert "rate=0.7 cannot be told from rate=0.5" in output.replace("\n", " ")
+    assert "rate=0.7 cannot be distinguished from rate=0.5" in output.replace("\n", " ")
     assert "by the training reward of the last 10 steps, 3 seeds each" in output
     (page,) = tmp_path.glob("outputs/sweeps/*/report.html")
     assert json.loads(page.with_suffix(".json").read_text())["conclusion"] in output

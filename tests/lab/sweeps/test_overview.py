@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lab.sweeps.overview import printing_changes, read_jobs, what_is_left, what_will_be_done
+from lab.sweeps.overview import printing_changes, read_jobs, start_message, unfinished_message
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
 
@@ -63,11 +63,11 @@ def test_the_progress_is_printed_again_after_an_interval(sweep, capsys, monkeypa
 
 
 def test_the_first_and_last_lines_of_a_sweep_count_its_jobs(sweep):
-    first = what_will_be_done(sweep, "python train.py")
+    first = start_message(sweep, "python train.py")
     assert first.splitlines()[0] == "Why?"
-    assert "4 jobs, 1 done before; 2 at once, each on 2 cores and 1 GPU" in first
+    assert "4 jobs, 1 done before; 2 in parallel, each on 2 cores and 1 GPU" in first
     assert first.endswith("to resume it after an interruption:\n  python train.py")
-    left = what_is_left(sweep, "python train.py")
+    left = unfinished_message(sweep, "python train.py")
     assert left == "3 of 4 jobs are not done (1 failed); to resume them:\n  python train.py"
 
 

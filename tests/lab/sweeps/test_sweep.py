@@ -10,7 +10,7 @@ import pytest
 
 from lab.cli.sweep import rerun_command
 from lab.sweeps.job import is_done, run_job
-from lab.sweeps.overview import what_is_left
+from lab.sweeps.overview import unfinished_message
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
@@ -146,7 +146,7 @@ def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
     half = len(cores) // 2
     shares = {"".join(map(str, cores[:half])), "".join(map(str, cores[half : 2 * half]))}
     assert {line.partition(" on ")[2] for line in app.calls()} == shares
-    assert f"; 2 at once, each on {half} core" in output
+    assert f"; 2 in parallel, each on {half} core" in output
     assert output.count(" done job ") == output.count(" failed job ") == 2
     assert "printed by a job" not in output
     folder = SweepFolder(app.folder / "outputs" / "x")
@@ -245,7 +245,7 @@ def test_an_interrupted_job_waits_and_resumes_at_the_next_start(end, error, tmp_
         job()
     record = sweep.records()[0]
     assert (record.state, record.error) == ("waiting", error)
-    assert what_is_left(sweep, "again").startswith("1 of 1 jobs are not done; to resume")
+    assert unfinished_message(sweep, "again").startswith("1 of 1 jobs are not done; to resume")
     assert job() == 1.0
     assert starts == [("x-0", False), ("x-0", True)]
     assert sweep.records()[0].state == "done"

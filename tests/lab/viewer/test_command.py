@@ -47,7 +47,7 @@ def test_a_folder_without_a_run_is_refused(run, capsys, tmp_path):
 def test_wrong_options_are_refused(run, capsys):
     assert said(capsys, str(run), "colour=6") == (
         2,
-        "colour=6: the keys are port, export, step, source, env",
+        "colour=6: unknown key, the keys are port, export, step, source, env",
     )
     assert said(capsys, str(run), "port=many")[1].startswith("port=many is not a port")
 

@@ -13,7 +13,7 @@ from rl.cluster.ray_node import RayNode
 
 @pytest.fixture
 def node(monkeypatch):
-    monkeypatch.setattr(ray_node, "_SEEN_S", 0.2)
+    monkeypatch.setattr(ray_node, "_NEW_FILE_TIMEOUT_S", 0.2)
     monkeypatch.chdir(os.getcwd())  # the node changes the working folder
     node = RayNode()
     yield node

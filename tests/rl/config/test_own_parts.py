@@ -31,8 +31,8 @@ def test_an_order_that_would_forget_on_a_resume_is_refused(modules):
     with pytest.raises(ConfigError) as caught:
         construct(SimpleNamespace(order={"_target_": "own_forgetful.Forgetful"}), ["order"])
     assert caught.value.problems == [
-        "order: Forgetful observes groups and a resumed run would know nothing of them: give "
-        "it state() and load(), too"
+        "order: Forgetful observes groups, but a resumed run would lose its state: define "
+        "state() and load()"
     ]
 
 
@@ -48,5 +48,5 @@ def test_train_py_reports_the_order_and_starts_nothing(modules, tmp_path):
     overrides = ["order._target_=own_forgetful.Forgetful", "run_name=x"]
     done = train(*overrides, output_dir=folder, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2, done.stderr
-    assert "order: Forgetful observes groups and a" in done.stderr + done.stdout
+    assert "order: Forgetful observes groups, but a" in done.stderr + done.stdout
     assert not (folder / "x" / "config.yaml").exists()

@@ -12,7 +12,7 @@ import pytest
 from rl.config.check import check
 from rl.config.rules import secret_problems
 from rl.config.schema import ConfigError
-from rl.config.transport import VLLM_RANKS, obstacle
+from rl.config.transport import VLLM_RANKS, adapter_obstacle
 from tests.support.composing import (
     REPO,
     Changes,
@@ -206,8 +206,8 @@ def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(co
 def test_the_largest_rank_that_vllm_takes_is_taken():
     node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}
-    assert obstacle(node, model) is None
-    assert "at most" in (obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
+    assert adapter_obstacle(node, model) is None
+    assert "at most" in (adapter_obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
 
 
 def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path: Path) -> None:

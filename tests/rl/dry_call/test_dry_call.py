@@ -12,10 +12,10 @@ from rl.config.check import check_learned
 from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
-from rl.dry_call.child import DryCall, _asked, _kept_at
-from rl.dry_call.examples import _LOOKED_UP
+from rl.dry_call.child import DryCall, _cache_file, _inputs
+from rl.dry_call.examples import _EXAMPLES_CACHE
 from rl.dry_call.learn import learn
-from rl.dry_call.tensors import TAKEN
+from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
 
 LOSSES = """
@@ -100,7 +100,7 @@ HEAD = "import torch\nfrom losses.tokens import TokenLoss, Tokens\n"
 def own(modules: Path, config: dict[str, Any]) -> Any:
     """Write a module, and return the configuration with one of its functions in a group."""
     (modules / "knobs_helpers.py").write_text(HELPERS)
-    _LOOKED_UP.clear()
+    _EXAMPLES_CACHE.clear()
 
     def put(group: str, text: str, name: str = "mine", **options: Any) -> dict[str, Any]:
         module = f"knobs_own{len(list(modules.iterdir()))}"
@@ -193,7 +193,7 @@ def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
 def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
-    assert logged - {"clip_fraction"} <= TAKEN  # that one is a loss's own, which the screen shows
+    assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
 
 
 ONE = "def mine(rewards):\n    return "
@@ -207,7 +207,7 @@ ONE = "def mine(rewards):\n    return "
             "returned a mine for a group of 16",
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
-        (ONE + "['x' for _ in rewards]\n", "returned 'x' in the place of a number"),
+        (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
     ],
@@ -254,7 +254,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
             "buffer",
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def state(self):\n        return {'seen': {1, 2}}\n",
-            "a state() that a checkpoint cannot keep",
+            "a state() that a checkpoint cannot store",
         ),
         ("buffer", "class mine:\n    def add(self, group): ...\n", "has no draw() and no state()"),
         (
@@ -268,14 +268,14 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
             "env",
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return ['question']\n",
-            "has examples that are a str",
+            "has examples of type str",
         ),
         (
             "env",
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return []\n"
             "    async def score(self):\n        return {}\n",
-            "has other parameters (too many positional arguments): take the episode",
+            "has other parameters (too many positional arguments): accept the episode",
         ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
@@ -406,15 +406,15 @@ def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(
     own: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = own("loss", LOSSES, "by_hand")
-    kept = _kept_at(_asked(config))
-    assert _kept_at(_asked({**config, "seed": 5})) == kept
-    assert _kept_at(_asked(changed(config, {"loss._target_": "knobs_own.other"}))) != kept
-    assert _kept_at(_asked(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
+    kept = _cache_file(_inputs(config))
+    assert _cache_file(_inputs({**config, "seed": 5})) == kept
+    assert _cache_file(_inputs(changed(config, {"loss._target_": "knobs_own.other"}))) != kept
+    assert _cache_file(_inputs(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
     with monkeypatch.context() as patch:
         patch.setattr("rl.dry_call.child.version", lambda name: f"another {name}")
-        assert _kept_at(_asked(config)) != kept
+        assert _cache_file(_inputs(config)) != kept
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    assert _kept_at(_asked(config)) != kept
+    assert _cache_file(_inputs(config)) != kept
 
 
 def test_the_child_and_this_process_learn_the_same(own: Any, cache: Path) -> None:

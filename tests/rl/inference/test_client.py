@@ -68,7 +68,7 @@ async def serving(folder: Path, *faults: Fault) -> AsyncIterator[VLLM]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.001)
 
 
 async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module.Completion]:
@@ -165,9 +165,9 @@ async def test_a_malformed_answer_is_an_error_of_one_request(tmp_path):
     router = router_to(tmp_path / "vllm.sock")
     async with VLLMClient(router, model="policy", timeout=5) as client:
         for _ in range(5):
-            with pytest.raises(RequestFailed, match="makes no sense"):
+            with pytest.raises(RequestFailed, match="has an unexpected form"):
                 await ask(client)
-        with client.group() as group, pytest.raises(RequestFailed, match="makes no sense"):
+        with client.group() as group, pytest.raises(RequestFailed, match="has an unexpected form"):
             await group.tokenize(list(HI), None)
     await runner.cleanup()
 

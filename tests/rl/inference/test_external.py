@@ -133,10 +133,10 @@ def vllm(model: Path, **routes: str) -> web.Application:
     ("routes", "sentence"),
     [
         ({}, None),
-        ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama and nothing under"),
+        ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
         ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
-         "takes 9 tokens, fewer than max_seq_len=64"),
-        ({"models": "[]"}, "is no vLLM that can be used"),
+         "accepts 9 tokens, fewer than max_seq_len=64"),
+        ({"models": "[]"}, "cannot be used as a vLLM"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
         ("key", "refuses the key: set inference.api_key_variable to the variable that holds its"),

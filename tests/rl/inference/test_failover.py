@@ -27,7 +27,7 @@ SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(module, "_RETRY_DELAY_S", 0.001)
 
 
 @dataclass
@@ -151,7 +151,7 @@ async def test_a_cancelled_request_does_not_move(tmp_path):
             await group
     assert [vllm.num_asked for vllm in served.vllms] == [0, 0]
     assert served.lost == []
-    assert [route.num_flying for route in served.router.routes] == [0, 0]
+    assert [route.num_pending for route in served.router.routes] == [0, 0]
 
 
 async def test_the_death_of_the_last_replica_fails_its_requests(tmp_path):

@@ -32,7 +32,7 @@ def numbers(router: Router) -> list[tuple[int, int]]:
 def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
     router = Router.to(*map(replica, range(3)))
     for route, count, requests in zip(router.routes, groups, flying, strict=True):
-        route.num_groups, route.num_flying = count, requests
+        route.num_groups, route.num_pending = count, requests
     with router.group() as group:
         assert group.route() is router.routes[chosen]
 

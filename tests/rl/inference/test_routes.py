@@ -50,7 +50,7 @@ class Slow(Answers):
 
 
 def four_together(vllm):
-    with vllm.together():
+    with vllm.shared_timeout():
         for _ in range(4):
             vllm.resume()
 

@@ -14,7 +14,7 @@ from losses.squared_error import squared_error
 from rl.dry_call.learn import completed
 from rl.learner import critic as critic_module
 from rl.learner.critic import CriticSetting, ValueModel, ValueModule
-from rl.learner.deepspeed_engine import whole
+from rl.learner.deepspeed_engine import gathered
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.model.lora import LoRA
@@ -114,7 +114,7 @@ class Critics(Setup):
         weights = {}
         for name, parameter in critic._engine.module.named_parameters():
             if parameter.requires_grad:
-                with whole(critic._engine, [parameter]):
+                with gathered(critic._engine, [parameter]):
                     weights[name] = parameter.detach().clone()
         return weights
 
@@ -142,12 +142,12 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
     twin, groups, knobs = (
         Twin(exact_model(setup.sources["float32"])),
         setup.groups[0],
-        critic._knobs,
+        critic._options,
     )
     assert setup.largest_value(critic) == 0  # before the first step every value is zero
     critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
     for over, split, updates, clip in CASES:
-        critic._knobs = replace(knobs, over=over, loss=partial(squared_error, clip=clip))
+        critic._options = replace(knobs, over=over, loss=partial(squared_error, clip=clip))
         before = setup.weights(critic)
         twin.load(before)
         batch, batches = setup.shares(groups, split)

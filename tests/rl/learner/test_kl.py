@@ -37,9 +37,9 @@ def test_beta_stays_without_a_target_and_after_a_skipped_step(target_kl, kl):
     assert penalty(target_kl).next_beta(0.5, kl) == 0.5
 
 
-@pytest.mark.parametrize(("beta", "acts"), [(0.0, False), (1e-6, True)])
-def test_there_is_a_penalty_if_beta_is_above_zero(beta, acts):
-    assert penalty(None, beta).acts == acts
+@pytest.mark.parametrize(("beta", "active"), [(0.0, False), (1e-6, True)])
+def test_there_is_a_penalty_if_beta_is_above_zero(beta, active):
+    assert penalty(None, beta).is_active == active
 
 
 # Two rollouts; all right, one masked and one without a score; one alone.

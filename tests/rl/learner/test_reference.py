@@ -211,8 +211,8 @@ def test_a_server_that_could_not_score_the_longest_row_is_refused_before_it_come
     with pytest.raises(RunFailed) as caught:
         endpoint(url, folder)
     assert str(caught.value) == (
-        f"reference.url={url} takes 64 tokens, one of them behind those that it scores, and a row "
-        "may have max_seq_len=64: start it with --max-model-len 65 or more, or lower max_seq_len"
+        f"reference.url={url} accepts 64 tokens, and max_seq_len=64 needs one more than 64: "
+        "start the server with --max-model-len 65 or more, or lower max_seq_len"
     )
 
 
@@ -281,7 +281,7 @@ def test_a_teacher_with_a_larger_vocabulary_names_only_tokens_that_the_policy_kn
 
 TOO_MANY = (
     "Requested prompt logprobs of 32, which is greater than max allowed: 20",
-    " gives the 20 most likely tokens at most, and reference.top_k=32: lower it, or start the "
+    " returns at most 20 likely tokens, fewer than reference.top_k=32: lower it, or start the "
     "server with --max-logprobs 32",
 )
 
@@ -296,7 +296,7 @@ def test_more_candidates_than_the_server_gives_are_refused(serve, folder):
 
 def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
     url, _ = serve(likeliest={str(VOCABULARY): {"logprob": -0.1, "rank": 1}})
-    with pytest.raises(RunFailed, match=f"names the token {VOCABULARY} as likely, and the policy"):
+    with pytest.raises(RunFailed, match=f"returns the token id {VOCABULARY}, and the policy"):
         endpoint(url, folder, top_k=1).score([batch()])
     with pytest.raises(RunFailed, match=r"reference\.top_k=999 is more than the 320 tokens that"):
         endpoint(url, folder, top_k=999)

@@ -45,7 +45,7 @@ class Engine:
 
 def critic(over, *, whiten=False):
     made = Critic.__new__(Critic)
-    made._knobs = ValueModel(
+    made._options = ValueModel(
         estimator=partial(gae, gamma=0.9, gae_lambda=0.8),
         loss=partial(squared_error, clip=None),
         optim=None,

@@ -84,7 +84,10 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
     [
         ({"architectures": ["BertForMaskedLM"]}, r"holds a BertForMaskedLM, which is no causal"),
         ({"architectures": ["T5Model"], "is_encoder_decoder": True}, "holds a T5Model, which is"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"are quantised \(gptq\), .* use the"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"are quantised \(gptq\) and .* use the",
+        ),
     ],
 )
 def test_a_model_of_a_wrong_kind_is_refused(config, sentence, tmp_path):

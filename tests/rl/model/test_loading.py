@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
-from rl.model.loading import load_model, suit_cpu, write_model
+from rl.model.loading import load_model, use_float32_attention, write_model
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
@@ -66,7 +66,7 @@ def test_a_sliding_window_and_shared_heads_stay_what_they_are():
     model.config.sliding_window = None
     without_window = model(TOKENS).logits
     model.config.sliding_window = 4
-    suit_cpu(model)
+    use_float32_attention(model)
     torch.testing.assert_close(model(TOKENS).logits, expected, rtol=0, atol=0)
     half = model.bfloat16()(TOKENS).logits.float()
     assert (half - expected).abs().max() < 0.25 * (without_window - expected).abs().max()

@@ -114,7 +114,7 @@ def test_auto_refuses_what_it_cannot_tell_and_lists_the_names(tmp_path, file):
 
 def test_a_misspelt_name_gets_a_suggestion_and_the_list(tmp_path):
     folder = tiny(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"did you mean 'qwen3'\? there are auto, .*gpt-oss"):
+    with pytest.raises(ValueError, match=r"did you mean 'qwen3'\? choose auto, .*gpt-oss"):
         load_renderer(folder, "qwen_3")
 
 

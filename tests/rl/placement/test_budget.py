@@ -139,9 +139,9 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     rows = [re.search(r" (\d+\.\d)(  |$)", line) for line in page.splitlines()[1:-1]]
     total = memory_of_host(parts, 0)
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
-    assert "more than there is" not in page
+    assert "more than the memory" not in page
     _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
-    assert page.splitlines()[-1].startswith("more than there is: it may fail")
+    assert page.splitlines()[-1].startswith("more than the memory: the run may fail")
 
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():

@@ -84,7 +84,7 @@ def test_devices_are_shared_out(sizes, said, expected):
         ((2,), {"sample": [0, 1]}, "inference.devices names all 2 GPUs .*: name trainer.devices"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),
         ((2,), {"train": [0, 0]}, r"trainer.devices=\['0', '0'\] names a GPU twice"),
-        ((2,), {"train": []}, r"trainer.devices=\[\] leaves it no GPU: name some of \['0', '1'\]"),
+        ((2,), {"train": []}, r"trainer.devices=\[\] names no GPU: choose from \['0', '1'\]"),
         ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible here"),
     ],
 )

@@ -132,6 +132,6 @@ def test_an_order_that_observes_groups_needs_a_state():
     class Whole(Forgetful):
         def load(self, state): ...
 
-    with pytest.raises(ValueError, match="Forgetful observes groups and a resumed run would know"):
+    with pytest.raises(ValueError, match="Forgetful observes groups, but a resumed run would lose"):
         Forgetful()
     assert Whole().metrics() == {}

@@ -98,6 +98,6 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     command = [sys.executable, "-c", limit + HOLDER, str(tmp_path / "run")]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.stderr.endswith(
-        f"{tmp_path}/run cannot be written (File too large): make room, or choose another "
+        f"{tmp_path}/run cannot be written (File too large): free disk space, or choose another "
         "output_dir\n"
     )

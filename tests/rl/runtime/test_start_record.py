@@ -52,7 +52,7 @@ def test_hydra_reads_the_same_run_name_again(name, tmp_path):
 @pytest.mark.parametrize(
     ("done", "saved", "expected"),
     [
-        (0, 0, "no step was done: nothing is lost, and the name is free"),
+        (0, 0, "no step was done: nothing is lost, and run_name can be used again"),
         (7, 0, "its 7 steps are in no checkpoint (trainer.checkpoint_every): they are lost"),
         (57, 50, "50 of its 57 steps are in the last checkpoint; 7 are lost"),
         (50, 50, "all of its 50 steps are in the last checkpoint"),

@@ -241,5 +241,5 @@ async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
             with client.group() as group:
                 return await group.tokenize([{"role": "alien", "content": ""}], None)
 
-    with pytest.raises(ValueError, match="the chat template refuses it: no such role"):
+    with pytest.raises(ValueError, match="template rejects the conversation: no such role"):
         await serving(Server(model, ()), model / "s.sock", ask())

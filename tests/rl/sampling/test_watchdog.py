@@ -45,7 +45,8 @@ def test_a_score_that_blocks_is_named_with_its_line_and_counted_and_the_run_goes
     assert (good.reward, bad.reward) == (2.0, 0.0)
     assert bad.blocked_time > 0.2
     assert good.blocked_time == 0.0
-    assert re.match(r"all rollouts stand still for .* s: .*\(test_watchdog\.py:\d+\)", sentences[0])
+    message = r"all rollouts have been blocked for .* s by .*\(test_watchdog\.py:\d+\)"
+    assert re.match(message, sentences[0])
 
 
 def test_a_library_in_between_does_not_hide_the_environments_line():

@@ -62,7 +62,7 @@ def test_another_model_is_refused(deleted, run_folder, model):
     (model / "config.json").unlink()
     if deleted:
         model.rmdir()
-    with pytest.raises(ConfigError, match=r"run started from .*model, and .* holds something else"):
+    with pytest.raises(ConfigError, match=r"run started from .*model, and .* has changed since"):
         model_of(run_folder, lambda: other)
 
 

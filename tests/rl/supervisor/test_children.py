@@ -66,7 +66,7 @@ def watched(tmp_path):
 
 RANKS = "trainer_rank0", "trainer_rank1"
 VLLM, NO_VLLM = ("model.warm_start=null",), SUPERVISED
-FULL = r"ended with status 1, and no space is left at .*make room"
+FULL = r"ended with status 1, and no space is left at .*free disk space"
 # Overrides; what the processes do; the error that ends the run, None for a good end.
 ENDS = {
     "every rank finishes": (NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: ["sleep", "0.3"]}, None),
@@ -147,7 +147,7 @@ def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkey
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
-    sentence = r"No space left.*r/config.yaml'?: make room there first"
+    sentence = r"No space left.*r/config.yaml'?: free disk space there first"
     with pytest.raises(RunFailed, match=sentence), reporting_full_disk():
         raise full
     with pytest.raises(PermissionError), reporting_full_disk():

@@ -80,7 +80,7 @@ def fleet(tmp_path, monkeypatch) -> Fleet:
     fleet = Fleet(RunFolder(tmp_path / "r"))
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.0)
     monkeypatch.setattr(module, "healthy", lambda one: one.name in fleet.answering)
-    monkeypatch.setattr(module, "closed", lambda one: one.name in fleet.closed)
+    monkeypatch.setattr(module, "refuses_connections", lambda one: one.name in fleet.closed)
     assert fleet.look() is None
     assert fleet.statuses() == ["serving", "serving"]
     return fleet
@@ -96,7 +96,7 @@ def test_a_replica_that_dies_is_restarted_at_its_address(fleet):
     assert dead.num_kills  # its engine may live on and keep the socket open
     assert fleet.look() is None
     assert fleet.statuses() == ["serving", "serving"]
-    assert fleet.warnings() == [f"{KILLED}; it is started again, and the other one goes on"]
+    assert fleet.warnings() == [f"{KILLED}; the server is restarted, and the other one continues"]
 
 
 def test_a_replica_on_a_lost_machine_is_not_restarted(fleet):
@@ -104,8 +104,8 @@ def test_a_replica_on_a_lost_machine_is_not_restarted(fleet):
     fleet.kill("inference1")
     assert fleet.look() is fleet.look() is None
     assert fleet.incarnations() == [0, 1]
-    assert fleet.statuses() == ["serving", "its machine is gone"]
-    assert fleet.warnings()[-1] == "node 2 is gone; the other one goes on without it"
+    assert fleet.statuses() == ["serving", "its host is lost"]
+    assert fleet.warnings()[-1] == "node 2 is gone; the other one continues without it"
     fleet.kill("inference0")  # the last one
     assert fleet.look() == ("inference0", KILLED)
 
@@ -155,7 +155,7 @@ def test_a_replica_that_is_silent_is_restarted_while_another_serves(fleet, monke
     monkeypatch.setattr(module, "_SILENT_S", 0.0)
     assert fleet.look() is None
     assert fleet.incarnations() == [1, 0]
-    assert fleet.warnings()[0].startswith("has stopped answering; it is started again")
+    assert fleet.warnings()[0].startswith("has stopped answering; the server is restarted")
 
 
 def test_a_server_that_refuses_connections_is_ended_and_restarted(fleet):
@@ -171,7 +171,7 @@ def test_a_requested_restart_happens_once(fleet):
     request_restart(fleet.folder, "inference0", 0, "it took no weights")
     assert fleet.look() is None
     assert fleet.incarnations() == [1, 0]
-    assert fleet.warnings()[0].startswith("was given up: it took no weights; it is started again")
+    assert fleet.warnings()[0].startswith("was given up: it took no weights; the server is")
     request_restart(fleet.folder, "inference0", 0, "said late")  # of a start that is over
     assert [fleet.look() for _ in range(3)] == [None] * 3
     assert fleet.incarnations() == [1, 0]
@@ -189,5 +189,5 @@ def test_an_external_server_may_come_back_however_often(fleet):
         assert fleet.look() is None
         fleet.closed.clear()
         assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
-    said = "takes no connections any more; it may come back, and the other one goes on"
+    said = "accepts no connections any more; the server may come back, and the other one continues"
     assert set(fleet.warnings()) == {said}

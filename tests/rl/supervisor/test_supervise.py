@@ -86,7 +86,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
     assert result.stderr.startswith("this run cannot start:\n- warm starts are kept in ")
     assert "file/warm, which cannot be written (Not a directory): set the" in result.stderr
-    assert "OFFBYONE_CACHE to a folder that can" in result.stderr
+    assert "OFFBYONE_CACHE to a writable folder" in result.stderr
     assert result.returncode == 2
 
 

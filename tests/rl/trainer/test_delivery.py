@@ -72,11 +72,11 @@ def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
             return [object()] if left[0] >= 0 and pusher.differs else []
 
         asked = SimpleNamespace(exists=lambda stop=stop: stop)
-        replicas = SimpleNamespace(newcomers=arrive, living={})
+        replicas = SimpleNamespace(newcomers=arrive, updated={})
         run_folder = SimpleNamespace(stop_request=asked)
         one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(delivery, "_NOTICED_S", 0.3)
+            patch.setattr(delivery, "_RESTART_WAIT_S", 0.3)
             try:
                 found = one.bring(1, batch, dict(STATS), lambda name, doing: nullcontext())
             except RunFailed as error:
@@ -135,10 +135,10 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
 
     vllms[1].server.faults["/pause"] = refuse
     assert rank.bring(1)
-    assert rank.delivery.living() == {"inference0": 0}
+    assert rank.delivery.updated() == {"inference0": 0}
     vllms[1].server.faults.clear()
     vllms[0].server.faults[route] = fail_as_the_other_one_comes_back
     assert rank.bring(2)
-    assert rank.delivery.living().keys() == {"inference1"}
+    assert rank.delivery.updated().keys() == {"inference1"}
     assert vllms[1].server.version == 2
     assert "refused" in (restart_request(rank.folder, "inference0", 0) or "")

@@ -245,14 +245,14 @@ class WithoutServer(Rehearsal):
 
 def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
     seen = replicas._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
-    assert seen < delivery._NOTICED_S
+    assert seen < delivery._RESTART_WAIT_S
 
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
     folder, calls, saved, monkeypatch, noticed
 ):
-    monkeypatch.setattr(delivery, "_NOTICED_S", 0.1)
+    monkeypatch.setattr(delivery, "_RESTART_WAIT_S", 0.1)
     if noticed:
         folder.stop_request.touch()
     run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
