@@ -88,7 +88,7 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a RayNode method. HostLost if the node is lost, RunFailed if the method fails."""
+        """Call a RayNode method. Raise HostLost on a lost node, RunFailed on a failed method."""
         if self.lost:
             raise self.lost
         return self._get(getattr(self.node, method).remote(*arguments), method)

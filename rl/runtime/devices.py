@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-_MOST_FILES = 65_536  # bound for the file limit, because kernel tables grow with the limit
+_MOST_FILES = 65_536  # upper bound of the limit of open files; kernel tables grow with it
 
 
 @dataclass(frozen=True, kw_only=True)

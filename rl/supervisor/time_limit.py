@@ -33,7 +33,7 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def look(self, stop: StopRequest) -> None:
-        """Request the end of the run when little time is left; RunFailed if no step was done."""
+        """Request the run's end when little time is left. Raise RunFailed if no step was done."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._looked < _CHECK_INTERVAL_S:
             return
