@@ -19,9 +19,7 @@ FEW = ["num_examples=6", "rollouts_per_example=4", "model.max_seq_len=1024", LET
 
 @pytest.fixture(scope="module")
 def trained(launcher):
-    result = launcher.run("evaluated", "max_steps=3", *EVALUATION, LETTERS)
-    assert result.status == 0, result.screen
-    return result
+    return launcher.succeed("evaluated", "max_steps=3", *EVALUATION, LETTERS)
 
 
 def evaluate(output: Path, name: str, *overrides: str) -> tuple[subprocess.CompletedProcess, Path]:
@@ -66,8 +64,7 @@ def test_a_checkpoint_is_evaluated_by_a_new_vllm(trained, tmp_path):
 def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path):
     taught = ["loss=sft", "sampler=demonstrations", "group_size=1", "max_steps=40", "batch_size=64"]
     lora = ["adapter=lora", "optim.learning_rate=1e-2"]
-    result = launcher.run("lora", *taught, *lora, LETTERS)
-    assert result.status == 0, result.screen
+    result = launcher.succeed("lora", *taught, *lora, LETTERS)
     adapter = result.folder / "checkpoints" / "step_000040" / "hf"
     assert not (adapter / "model.safetensors").exists()
 

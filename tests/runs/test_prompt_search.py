@@ -24,8 +24,7 @@ PROPOSALS = ("```\nsideways\n```", "```\nforwards!\n```", f"```\n{BACKWARDS}\n``
 
 
 def test_the_search_improves_a_poor_prompt(launcher, tmp_path):
-    result = launcher.run("taught", *ENV, *TAUGHT, warm=["model.warm_start=null"])
-    assert result.status == 0, result.screen
+    result = launcher.succeed("taught", *ENV, *TAUGHT, warm=["model.warm_start=null"])
     model = result.folder / "checkpoints" / "step_000120" / "hf"
 
     with PromptedEndpoint(PROPOSALS).listening() as teacher:

@@ -46,8 +46,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     saved = {run.name: run.num_saved_steps() for run in runs()}
     assert all(record.state == "running" for record in sweep.records().values())
 
-    result = launcher.run("at-once-${seed}", *jobs, warm=[])
-    assert result.status == 0, result.screen
+    result = launcher.succeed("at-once-${seed}", *jobs, warm=[])
     assert "2 to be resumed; 2 at once" in result.screen
     assert {run.name for run in runs()} == set(saved)
     for run in runs():
@@ -57,8 +56,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         assert log.read_text().count("6/6 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
 
-    again = launcher.run("at-once-${seed}", *jobs, warm=[])
-    assert again.status == 0, again.screen
+    again = launcher.succeed("at-once-${seed}", *jobs, warm=[])
     assert "2 jobs, 2 done before" in again.screen
     assert json.loads(sweep.info.read_text())["command"] in again.screen
 

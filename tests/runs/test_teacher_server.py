@@ -11,7 +11,6 @@ from rl.learner.ranks import Ranks
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.model.tiny import TinyModel
 from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.launching import ROOT
@@ -23,23 +22,11 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a teacher with sharp distributions: an untrained model with weights times three."""
-    tiny = TinyModel(
+    folder = tiny_policy.model_folder(
+        tmp_path_factory.mktemp("teacher") / "model",
         hidden_size=64,
-        num_layers=2,
-        num_heads=2,
-        num_kv_heads=1,
         head_dim=32,  # the smallest for which vLLM has a CPU kernel
-        dtype="float32",
-        head_dtype=None,
-        max_seq_len=64,
-        max_tokens=16,
-        learning_rate=1e-3,
-        describe_tools=False,
-        rope_theta=100.0,
-        tokenizer=None,
-        warm_start=None,
     )
-    folder = tiny.prepare(tmp_path_factory.mktemp("teacher") / "model")
     model = tiny_policy.exact_model(folder, seed=5).float()
     with torch.no_grad():
         for parameter in model.parameters():

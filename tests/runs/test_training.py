@@ -19,9 +19,7 @@ FIRST = ["trainer.checkpoint_every=2", "seed=3", "entropy_bonus=0.01", LETTERS]
 
 @pytest.fixture(scope="module")
 def first(launcher):
-    result = launcher.run("first", "max_steps=4", *FIRST)
-    assert result.status == 0, result.screen
-    return result
+    return launcher.succeed("first", "max_steps=4", *FIRST)
 
 
 def test_a_run_trains_one_step_off_policy_and_agrees_with_vllm(first):
@@ -65,8 +63,7 @@ def test_the_exported_model_loads_in_transformers_and_differs_from_the_first(fir
 
 def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):
     before = [e for step in range(4) for e in _examples(first.folder, step)]
-    result = launcher.run("first", "max_steps=6", *FIRST, "resume=true")
-    assert result.status == 0, result.screen
+    result = launcher.succeed("first", "max_steps=6", *FIRST, "resume=true")
     assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4, 5]
     assert result.metrics[4]["staleness/max"] == 0  # nothing was sampled before the first push
     after = [e for step in (4, 5) for e in _examples(first.folder, step)]
@@ -80,11 +77,10 @@ def _examples(folder, step):
 
 
 def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
-    result = launcher.run(
+    result = launcher.succeed(
         "sync", "max_steps=3", LETTERS, "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
         "deepspeed=zero2", "loss=grpo",
     )  # fmt: skip
-    assert result.status == 0, result.screen
     assert [line["staleness/max"] for line in result.metrics] == [0, 0, 0]
     assert all(line["mismatch/mean_abs"] < 1e-4 for line in result.metrics)
     assert all(line["mismatch/sampled_mean_abs"] < 1e-4 for line in result.metrics)
@@ -92,11 +88,10 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
 
 def test_staleness_four_under_zero3_never_exceeds_four(launcher, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the forked engine of vLLM must respect it
-    result = launcher.run(
+    result = launcher.succeed(
         "stale", "max_steps=7", "sampler.max_staleness=4", "deepspeed=zero3", "loss=ppo_clip",
         "env=arithmetic",
     )  # fmt: skip
-    assert result.status == 0, result.screen
     behind = [line["staleness/max"] for line in result.metrics]
     assert behind[0] == 0
     assert max(behind) <= 4

@@ -91,6 +91,12 @@ class Launcher:
     def run(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Result:
         return ended(self.start(name, *overrides, warm=warm), self.output / name)
 
+    def succeed(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Result:
+        """Return the result of a run that must end with status 0."""
+        result = self.run(name, *overrides, warm=warm)
+        assert result.status == 0, result.screen
+        return result
+
 
 def groups_below(leader: int) -> set[int]:
     """Return the process groups of a process's descendants."""

@@ -26,13 +26,12 @@ from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
 TEMPERATURE = 0.8
 
 
-def model_folder(folder: Path, dtype: str = "float32") -> Path:
+def model_folder(folder: Path, dtype: str = "float32", **sizes: int) -> Path:
     return TinyModel(
-        hidden_size=32,
+        **{"hidden_size": 32, "head_dim": 16, **sizes},
         num_layers=2,
         num_heads=2,
         num_kv_heads=1,
-        head_dim=16,
         dtype=dtype,
         max_seq_len=64,
         max_tokens=16,

@@ -64,33 +64,6 @@ def test_a_mistake_is_reported_in_a_few_lines(
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
-def test_help_lists_the_groups_with_their_choices(tmp_path: Path) -> None:
-    result = train("--help", output_dir=tmp_path)
-    assert "loss: cispo, " in result.stdout
-    assert "sampler: async, demonstrations, sync" in result.stdout
-    assert result.returncode == 0
-    plan = train("--help", output_dir=tmp_path, program="plan.py")
-    assert plan.stdout.startswith("python plan.py [group=choice ...]")
-
-
-def test_a_reader_that_closes_the_pipe_early_is_no_error(tmp_path: Path) -> None:
-    command = [sys.executable, REPO / "train.py", "--help"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert process.stdout
-    process.stdout.close()  # as head does
-    assert process.stderr
-    assert (process.stderr.read(), process.wait(timeout=60)) == ("", 0)
-
-
-def test_the_resolved_configuration_can_be_shown(tmp_path: Path) -> None:
-    result = train("--cfg", "job", "--resolve", "loss=grpo", "seed=3", output_dir=tmp_path)
-    assert "run_name: reverse-text-grpo-s3-" in result.stdout
-    assert "${" not in result.stdout
-    assert result.returncode == 0
-
-
 PROGRAM = """
 import sys
 import time

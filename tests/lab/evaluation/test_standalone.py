@@ -13,15 +13,11 @@ from rich.console import Console
 
 from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
-from lab.evaluation.served import as_run_failures
 from lab.evaluation.standalone import write_files
 from lab.evaluation.table import report
-from rl.config.schema import ConfigError
 from rl.evaluation.summary import Played, summarise
 from rl.records import Rollout
-from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.terminal.progress import Progress
 
 
 def rollout(reward: float | None, *messages, **known) -> Rollout:
@@ -53,11 +49,6 @@ def test_the_page_has_every_rollout_with_reward_stop_reason_and_the_right_answer
     assert content["runs"][0]["table"]["columns"]["stop"] == ["stop", "env_error"]
     assert content["note"] == "reward 0.250 · my/model · python e.py"
     assert json.loads((tmp_path / "summary.json").read_text())["num_scored"] == 1
-
-
-def test_an_example_without_an_answer_shows_its_info(tmp_path):
-    content = written(tmp_path, played(rollout(0.0), names=["a", "b"]))
-    assert content["runs"][0]["rollouts"][0]["expected"] == '{"names": ["a", "b"]}'
 
 
 @pytest.mark.parametrize(
@@ -109,33 +100,8 @@ def test_a_mixture_has_a_column_for_each_environment_and_no_nan():
     assert "1 x broke" in lines
 
 
-@pytest.mark.parametrize("size", [1, 7, 40])
-def test_progress_is_at_most_ten_lines_in_a_log_file(size):
-    console = Console(file=StringIO(), width=100)
-    with Progress(console, 2 * size, "rollouts") as progress:
-        for _ in range(size):
-            progress.advance(2, "mean reward 0.500")
-    lines = console.file.getvalue().strip().splitlines()
-    assert 1 <= len(lines) <= 10
-    assert lines[-1] == f"{2 * size} of {2 * size} rollouts, mean reward 0.500"
-
-
 def test_names_are_not_interpreted_as_markup():
     odd = rollout(1.0, error="[/red] broke", rewards={"[bold]mine": 1.0, "[/]": 0.5})
     lines = table(played(odd, env="[/env]"), played(rollout(0.0), env="[red]b"))
     for name in ("[/env]", "[red]b", "[bold]mine", "[/]", "[/red] broke"):
         assert name in lines
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (ConfigError(["the folder holds a run by now"]), ConfigError),
-        (ValueError("no such split"), RunFailed),
-        (ExceptionGroup("", [RunFailed("vLLM ended")]), RunFailed),
-        (KeyError("a bug"), KeyError),
-    ],
-)
-def test_errors_with_a_message_for_the_user_end_an_evaluation(error, kind):
-    with pytest.raises(kind), as_run_failures():
-        raise error

@@ -193,18 +193,6 @@ def test_four_empty_answers_of_the_teacher_end_the_search(endpoint, tmp_path):
     assert len(endpoint.policy_asked) == 10 + 2 * 3
 
 
-def test_the_command_of_an_interrupted_search_keeps_lists_of_overrides(
-    endpoint, tmp_path, capsys, monkeypatch
-):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("lab.prompts.optimize.ServedSearch.search", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        search(endpoint, tmp_path, state_columns="[turns,tokens]")
-    assert "'state_columns=[turns,tokens]'" in capsys.readouterr().out
-
-
 def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_that_are_left(
     endpoint, tmp_path
 ):

@@ -1,6 +1,5 @@
 """conf/optimize_prompt.yaml: every choice composes, and impossible settings are refused."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,14 +50,6 @@ def test_what_cannot_be_searched_is_refused_in_one_sentence(
     overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     assert only_problem(*overrides, output_dir=tmp_path).startswith(said)
-
-
-def test_without_the_package_it_is_said_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "gepa", None)  # what Python takes for "there is none"
-    said = only_problem(*HUB, output_dir=tmp_path)
-    assert said.startswith("the package gepa, which optimizes prompts, is not installed: `make in")
 
 
 def saved(folder: Path, *overrides: str) -> None:

@@ -32,14 +32,11 @@ def sweep(tmp_path_factory):
     return folder
 
 
-def test_the_page_has_the_conclusion_and_every_section(sweep):
+def test_the_page_has_the_conclusion_and_names_what_differs(sweep):
     text = (sweep / "report.html").read_text()
     record = json.loads((sweep / "report.json").read_text())
     assert record["conclusion"].startswith("cispo (by 0.")
     assert record["conclusion"].split(";")[0] in text
-    for heading in ("Which is better", "Over the run", "What differs", "Failures",
-                    "What this does not show"):  # fmt: skip
-        assert f"<h2>{heading}" in text
     assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text
     assert "2 arms were compared with the baseline" in text
@@ -115,18 +112,13 @@ def test_a_folder_that_cannot_be_written_is_reported_below_the_conclusion(tmp_pa
     assert told.index("scores 0.250") < told.index("some files are missing")
 
 
-def background(page) -> int:
-    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    return sum(map(int, re.findall(r"\d+", colour)[:3]))
-
-
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: make browser")
-def test_the_charts_are_drawn_light_and_dark_and_fit_a_narrow_window(sweep):
+def test_the_charts_are_drawn_and_nothing_is_fetched(sweep):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     problems, fetched = [], []
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(color_scheme="light")
+        page = browser.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text))
         page.on("request", lambda request: fetched.append(request.url))
@@ -136,10 +128,5 @@ def test_the_charts_are_drawn_light_and_dark_and_fit_a_narrow_window(sweep):
         # The same rows by another measure of how far a run is.
         page.check("input[value=tokens]")
         page.wait_for_function("document.querySelector('#curves').textContent.includes('2k')")
-        light = background(page)
-        page.emulate_media(color_scheme="dark")
-        assert background(page) < 120 < 600 < light
-        page.set_viewport_size({"width": 420, "height": 900})
-        page.wait_for_function("document.documentElement.scrollWidth <= 420")
         browser.close()
     assert (problems, len(fetched)) == ([], 1)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from lab.sweeps.overview import printing_changes, read_jobs, start_message, unfinished_message
+from lab.sweeps.overview import printing_changes, read_jobs
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
 
@@ -53,22 +53,6 @@ def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, mo
         set_state(sweep, DONE, "loss=b", "seed=1")
     lines = [line.split()[1:6] for line in capsys.readouterr().out.splitlines()]
     assert lines == [[state, "job", "4", "of", "4:"] for state in ("running", "done")]
-
-
-def test_the_progress_is_printed_again_after_an_interval(sweep, capsys, monkeypatch):
-    monkeypatch.setattr("lab.sweeps.overview._COUNTS_EVERY_S", 0.0)
-    with printing_changes(sweep):
-        pass
-    assert "1 done, 1 running, 1 waiting, 1 failed, about" in capsys.readouterr().out
-
-
-def test_the_first_and_last_lines_of_a_sweep_count_its_jobs(sweep):
-    first = start_message(sweep, "python train.py")
-    assert first.splitlines()[0] == "Why?"
-    assert "4 jobs, 1 done before; 2 in parallel, each on 2 cores and 1 GPU" in first
-    assert first.endswith("to resume it after an interruption:\n  python train.py")
-    left = unfinished_message(sweep, "python train.py")
-    assert left == "3 of 4 jobs are not done (1 failed); to resume them:\n  python train.py"
 
 
 def test_a_record_that_cannot_be_read_is_left_out(sweep):

@@ -93,18 +93,6 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
     assert not is_done(record, 3)
 
 
-def test_a_sweep_prints_its_question_and_the_command_that_resumes_it(app):
-    _, output = app.run("--multirun", "seed=0")
-    (folder,) = (app.folder / "outputs" / "sweeps").iterdir()
-    info = json.loads((folder / "sweep.json").read_text())
-    assert info["question"] == "Does a higher rate help?"
-    assert info["config_name"] == "app"
-    place = os.path.relpath(folder, app.folder)
-    assert info["command"].endswith(f"app.py --multirun seed=0 hydra.sweep.dir={place}")
-    assert output.startswith(f"Does a higher rate help?\nsweep {place}, 1 jobs\n")
-    assert info["command"] in output
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

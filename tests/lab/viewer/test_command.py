@@ -27,29 +27,12 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, " ".join(capsys.readouterr().out.split())
 
 
-def test_without_arguments_it_prints_its_usage_and_lists_the_runs(run, capsys, monkeypatch):
-    monkeypatch.chdir(run.parents[1])
-    status, text = said(capsys)
-    assert status == 0
-    assert text.endswith("Runs, the latest first: python view.py outputs/first")
-    monkeypatch.chdir(run)
-    assert "There are no runs in outputs/ yet" in said(capsys)[1]
-
-
 def test_a_folder_without_a_run_is_refused(run, capsys, tmp_path):
     empty = run.parent / "empty"
     empty.mkdir()
     status, text = said(capsys, str(empty))
     assert (status, text) == (2, f"{empty} holds no run: python view.py lists the runs in outputs/")
     assert "gone does not exist" in said(capsys, str(tmp_path / "gone"))[1]
-
-
-def test_wrong_options_are_refused(run, capsys):
-    assert said(capsys, str(run), "colour=6") == (
-        2,
-        "colour=6: unknown key, the keys are port, export, step, source, env",
-    )
-    assert said(capsys, str(run), "port=many")[1].startswith("port=many is not a port")
 
 
 def test_a_folder_of_runs_and_a_sweep_show_all_their_runs(run, capsys, tmp_path):

@@ -109,23 +109,6 @@ def test_a_number_is_rounded_to_its_digits_but_never_to_zero(browser, address):
     assert dict(zip(shown, texts, strict=True)) == shown
 
 
-def test_the_columns_are_stacked_on_a_phone_and_dark_where_the_user_wants_it(browser, address):
-    shades = {}
-    for scheme in ("light", "dark"):
-        with looking(browser, address, color_scheme=scheme) as page:
-            shades[scheme] = page.evaluate(
-                "['backgroundColor', 'color'].map(name => getComputedStyle(document.body)[name])"
-                ".map(text => text.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0))"
-            )
-            page.set_viewport_size({"width": 420, "height": 860})
-            columns = [page.locator(f"#{name}") for name in ("left", "middle", "right")]
-            left, middle, right = (column.bounding_box() for column in columns)
-            assert left["width"] == middle["width"] == right["width"] == 420
-            assert left["y"] < middle["y"] < right["y"]
-    assert shades["light"][0] > 700 > 200 > shades["light"][1]
-    assert shades["dark"][1] > 600 > 100 > shades["dark"][0]
-
-
 def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
     with looking(browser, f"{address}#source=evaluation&step=2") as page:
         expect(questions(page)).to_have_count(4)

@@ -175,15 +175,10 @@ def test_the_rules_of_thumb_are_said_where_they_apply(rewards, said):
     assert all(word in sentence for word, sentence in zip(said, sentences, strict=True))
 
 
-def test_rollouts_are_written_one_a_line(tmp_path):
-    write_rollouts(tmp_path / "rollouts.jsonl", [played("a", rollout(1.0), rollout(None))])
+def test_rollouts_are_written_one_a_line_with_their_rewards_by_turn(tmp_path):
+    by_turn = replace(rollout(1.0), turn_rewards={"found": (0.5, 0.5)})
+    write_rollouts(tmp_path / "rollouts.jsonl", [played("a", by_turn, rollout(None))])
     lines = [json.loads(x) for x in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0, None]
-    assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]
-
-
-def test_rewards_that_were_given_by_turn_are_written_as_in_training(tmp_path):
-    by_turn = replace(rollout(1.0), turn_rewards={"found": (0.5, 0.5)})
-    write_rollouts(tmp_path / "rollouts.jsonl", [played("a", by_turn, rollout(1.0))])
-    lines = [json.loads(x) for x in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert [line.get("turn_rewards") for line in lines] == [{"found": [0.5, 0.5]}, None]
+    assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]

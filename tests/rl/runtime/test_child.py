@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines
+from rl.runtime.child import Child, Reaper, end_groups, group_alive
 from tests.support.families import Family, alive, wait_until
 
 REPO = Path(__file__).parents[3]
@@ -160,14 +160,3 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
-
-
-def test_last_lines_are_the_last_states_of_progress_bars(tmp_path):
-    log = tmp_path / "log"
-    assert last_lines(log) == "(no log yet)"
-    bar = b"\r".join(b"%d %%" % i for i in range(101))
-    log.write_bytes(b"first\nsecond\r\n" + bar + b"\nbad \xff byte\n")
-    assert last_lines(log) == "first\nsecond\n100 %\nbad \ufffd byte"
-    assert last_lines(log, 2) == "100 %\nbad \ufffd byte"
-    log.write_text("".join(f"line {i}\n" for i in range(100_000)))
-    assert last_lines(log, 2) == "line 99998\nline 99999"

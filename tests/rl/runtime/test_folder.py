@@ -45,17 +45,6 @@ def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
 
 
-def test_files_have_their_documented_names_and_the_model_is_recorded(tmp_path):
-    run_folder = RunFolder(tmp_path)
-    assert not run_folder.is_run
-    assert run_folder.rollouts_of(12) == tmp_path / "rollouts" / "step_000012.jsonl"
-    assert (tmp_path / "rollouts").is_dir()
-    assert run_folder.is_run
-    assert run_folder.logs == tmp_path / "logs"
-    run_folder.set_model(tmp_path / "a model", "123")
-    assert (run_folder.model(), run_folder.model_fingerprint()) == (tmp_path / "a model", "123")
-
-
 def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     run_folder = RunFolder(tmp_path)
     assert run_folder.resumed() is None

@@ -6,7 +6,6 @@ import pytest
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import PROGRESS_INTERVAL_S, Status, read_statuses
-from rl.terminal.panel import duration
 
 
 @pytest.fixture
@@ -73,11 +72,3 @@ def test_damaged_files_are_left_out_and_an_unwritable_folder_is_ignored(tmp_path
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "status").write_text("a file where the folder should be")
     Status(RunFolder(tmp_path / "other"), "trainer").set("loading the model")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.6, "1 m 00 s"), (125, "2 m 05 s"), (3840, "1 h 04 m"), (-1, "0 s")],
-)
-def test_durations_have_readable_units(seconds, text):
-    assert duration(seconds) == text

@@ -1,57 +1,39 @@
 """A demonstration has the tokens of a rollout in which the policy answered like the expert."""
 
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
-import yaml
 
 from envs.episode import StopReason
 from envs.protocol import Environment
 from envs.reverse_text import ReverseText
-from rl.model.tiny import TinyModel
-from rl.model.tokenizer import Tokenizer, load_renderer
+from rl.model.tokenizer import load_renderer
 from rl.sampling.demonstrations import DemonstrationSampler, tokenize
+from tests.support.scripted import tiny_model, tiny_renderer, tiny_tokenizer
 
-CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
+RENDERER, TOKENIZER = tiny_renderer(), tiny_tokenizer()
 SAMPLER = DemonstrationSampler(max_staleness=4, corruption_rate=0.0)
 ENV = ReverseText(
     min_length=3, max_length=8, num_train=50, num_eval=50, reward_weights={"exact": 1.0}
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    knobs = {key: value for key, value in CONF.items() if key != "_target_"}
-    return TinyModel(**knobs).prepare(tmp_path_factory.mktemp("tiny") / "model")
-
-
-@pytest.fixture(scope="module")
-def renderer(folder):
-    return load_renderer(folder, "qwen3")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder):
-    return Tokenizer(folder)
-
-
-def test_the_mask_covers_the_answer_and_its_stop_token(renderer, tokenizer):
-    group = SAMPLER.group(ENV, renderer, Random(5), 8, 256)
+def test_the_mask_covers_the_answer_and_its_stop_token():
+    group = SAMPLER.group(ENV, RENDERER, Random(5), 8, 256)
     assert len({rollout.messages[0]["content"] for rollout in group}) == 8  # all fresh
     for rollout in group:
         (row,) = rollout.rows
-        prompt = renderer.render_ids(rollout.messages[:1], add_generation_prompt=True)
+        prompt = RENDERER.render_ids(rollout.messages[:1], add_generation_prompt=True)
         assert row.token_ids[: len(prompt)].tolist() == prompt
         assert not row.completion_mask[: len(prompt)].any()
         assert row.completion_mask[len(prompt) :].all()
-        said = tokenizer.decode(row.token_ids[row.completion_mask])
+        said = TOKENIZER.decode(row.token_ids[row.completion_mask])
         assert said == rollout.messages[1]["content"] + "<|im_end|>"
 
 
-def test_a_group_has_reward_1_and_no_versions(renderer):
-    group = SAMPLER.group(ENV, renderer, Random(5), 4, 256)
+def test_a_group_has_reward_1_and_no_versions():
+    group = SAMPLER.group(ENV, RENDERER, Random(5), 4, 256)
     assert len(group) == 4
     for rollout in group:
         assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
@@ -62,9 +44,9 @@ def test_a_group_has_reward_1_and_no_versions(renderer):
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
 
 
-def test_a_group_depends_on_its_rng_alone(renderer):
+def test_a_group_depends_on_its_rng_alone():
     first, again, other = (
-        [r.messages for r in SAMPLER.group(ENV, renderer, Random(seed), 4, 256)]
+        [r.messages for r in SAMPLER.group(ENV, RENDERER, Random(seed), 4, 256)]
         for seed in (1, 1, 2)
     )
     assert first == again != other
@@ -83,24 +65,24 @@ MANY_TURNS = [
 ]
 
 
-def spans(row, tokenizer):
+def spans(row):
     """Return the decoded text of each run of trained tokens."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], row.completion_mask, [0]])))
     pairs = zip(edges[::2], edges[1::2], strict=True)
-    return [tokenizer.decode(row.token_ids[start:end]) for start, end in pairs]
+    return [TOKENIZER.decode(row.token_ids[start:end]) for start, end in pairs]
 
 
-def test_every_turn_of_a_long_conversation_is_trained_in_one_row(renderer, tokenizer):
-    (row,) = tokenize(renderer, MANY_TURNS, 1000)
-    assert spans(row, tokenizer) == ["eno<|im_end|>", CALLED, "zwei 🙂<|im_end|>"]
-    prompt = renderer.render_ids(MANY_TURNS[:-1], add_generation_prompt=True)
+def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
+    (row,) = tokenize(RENDERER, MANY_TURNS, 1000)
+    assert spans(row) == ["eno<|im_end|>", CALLED, "zwei 🙂<|im_end|>"]
+    prompt = RENDERER.render_ids(MANY_TURNS[:-1], add_generation_prompt=True)
     assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
 
 
-def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(folder, tokenizer):
+def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_path):
+    folder = tiny_model(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ '<think>' }}")  # a model that thinks
     thinker = load_renderer(folder, "qwen3")
-    (folder / "chat_template.jinja").unlink()
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "hm"},
@@ -108,17 +90,17 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(folde
         {"role": "assistant", "content": "d"},
     ]
     rows = tokenize(thinker, messages, 1000)
-    said = [spans(row, tokenizer) for row in rows]
+    said = [spans(row) for row in rows]
     assert said == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
-    assert "hm" not in tokenizer.decode(rows[1].token_ids)
+    assert "hm" not in TOKENIZER.decode(rows[1].token_ids)
 
 
-def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths(renderer):
-    (row,) = tokenize(renderer, MANY_TURNS, 1000)
+def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths():
+    (row,) = tokenize(RENDERER, MANY_TURNS, 1000)
     length = len(row.token_ids)
-    tokenize(renderer, MANY_TURNS, length)
+    tokenize(RENDERER, MANY_TURNS, length)
     with pytest.raises(ValueError, match=f"has {length} tokens, but max_seq_len={length - 1}"):
-        tokenize(renderer, MANY_TURNS, length - 1)
+        tokenize(RENDERER, MANY_TURNS, length - 1)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +111,14 @@ def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths(renderer)
         (MANY_TURNS[2:3], "an assistant answers"),
     ],
 )
-def test_an_incomplete_conversation_is_refused(renderer, messages, message):
+def test_an_incomplete_conversation_is_refused(messages, message):
     with pytest.raises(ValueError, match=message):
-        tokenize(renderer, messages, 1000)
+        tokenize(RENDERER, messages, 1000)
 
 
-def test_an_environment_without_an_expert_is_refused(renderer):
+def test_an_environment_without_an_expert_is_refused():
     with pytest.raises(ValueError, match="no scripted expert"):
-        SAMPLER.group(Environment(), renderer, Random(0), 2, 256)
+        SAMPLER.group(Environment(), RENDERER, Random(0), 2, 256)
 
 
 class Saying(Environment):

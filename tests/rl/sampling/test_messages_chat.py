@@ -42,6 +42,18 @@ async def play(server: Answers, env: Environment, n: int = 1, seed: int | None =
             return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
 
 
+async def look(word: str) -> str:
+    """Look a word up."""
+    return f"{word} means good"
+
+
+class Tooled(ScriptedEnv):
+    """Answer calls of `look`."""
+
+    tools = (look,)
+    reply = Environment.reply
+
+
 async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypatch):
     monkeypatch.setenv("THEIR_KEY", "secret")
     server = Answers((200, said("good")))
@@ -66,18 +78,6 @@ async def test_the_server_gets_stop_texts_and_seeds():
 
 
 async def test_the_arguments_of_a_tool_are_sent_as_text():
-    def look(word: str) -> str:
-        """Look a word up.
-
-        Args:
-            word: which one.
-        """
-        return f"{word} means good"
-
-    class Tooled(ScriptedEnv):
-        tools = (look,)
-        reply = Environment.reply
-
     call = {"id": "c1", "type": "function"}
     call |= {"function": {"name": "look", "arguments": '{"word": "bon"}'}}
     server = Answers((200, said(None, tool_calls=[call])), (200, said("good")))
@@ -113,14 +113,6 @@ async def test_a_server_that_cannot_be_used_ends_the_group():
     ],
 )
 async def test_a_malformed_tool_call_counts_as_a_mistake_of_the_policy(call):
-    async def look(word: str) -> str:
-        """Look a word up."""
-        return word
-
-    class Tooled(ScriptedEnv):
-        tools = (look,)
-        reply = Environment.reply
-
     server = Answers((200, said("\ud800", tool_calls=[call])), (200, said("good")))
     (rollout,) = await play(server, Tooled(max_turns=3))
     assert (rollout.reward, rollout.tool_calls, rollout.tool_errors) == (2.0, 1, 1)

@@ -19,7 +19,6 @@ from aiohttp import web
 from envs.episode import Example
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
-from rl.model.tiny import TinyModel
 from rl.model.tokenizer import PlainParser, Tokenizer, parser
 from rl.records import Rollout
 from rl.sampling.chat import ChatSetting
@@ -27,7 +26,7 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.sampling.tokens_chat import TokensClient
 from tests.support.replicas import router_to
-from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv
+from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv, tiny_model
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
 PLAIN = ("one", "two", "good")
@@ -72,10 +71,7 @@ class Server:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_dim": 8}
-    rest = {"max_seq_len": 256, "max_tokens": 32, "learning_rate": 1e-3, "warm_start": None}
-    rest |= {"describe_tools": True, "rope_theta": 100.0, "tokenizer": None}
-    return TinyModel(**sizes, dtype="float32", head_dtype=None, **rest).prepare(tmp_path / "model")
+    return tiny_model(tmp_path)
 
 
 def dropping(folder: Path) -> Path:
@@ -170,14 +166,6 @@ async def test_the_first_group_probes_the_template_of_the_server(model):
     assert rollout.reward == 2.0
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
-def test_rewriting_can_be_refused_for_an_environment_that_holds_the_conversation(kind, model):
-    env = type("Holding", (ScriptedEnv,), {"holds_conversation": True})()
-    server = Server(dropping(model), SAID)
-    with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
-        asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
-
-
 def test_on_rewrite_extend_keeps_thinking_in_one_row(model):
     server = Server(dropping(model), SAID)
     rollout = play(server, RendererClient(on_rewrite="extend"), model)
@@ -186,11 +174,14 @@ def test_on_rewrite_extend_keeps_thinking_in_one_row(model):
     assert_sampled(rollout, server)
 
 
+@pytest.mark.parametrize("holds_conversation", [False, True])
 @pytest.mark.parametrize("kind", [RendererClient, TokensClient])
-def test_rewriting_can_be_refused_before_the_first_request(kind, model):
+def test_rewriting_can_be_refused_before_the_first_request(kind, holds_conversation, model):
+    env = ScriptedEnv(("b?", "c?"), 3)
+    env.holds_conversation = holds_conversation
     server = Server(dropping(model), SAID)
     with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
-        play(server, kind(on_rewrite="refuse"), model)
+        asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
     assert server.sampled == []
 
 

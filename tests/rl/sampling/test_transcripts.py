@@ -66,6 +66,8 @@ def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
     path = written(tmp_path, *lines)
     kept = read_conversations(path, 0.5)
     assert [messages[-1]["content"] for _, messages in kept] == ["0.5", "1.0"]
+    assert len(read_conversations(path, None)) == 4
+    assert len(read_conversations(path, 0.6)) == 1
     sampler = TranscriptSampler(path=path, min_reward=0.5, max_staleness=0)
     drawn = [m[-1]["content"] for m in islice(sampler.conversations(ScriptedEnv(), Random(0)), 20)]
     assert set(drawn) == {"0.5", "1.0"}
@@ -100,9 +102,3 @@ def test_an_environment_of_a_mixture_is_shown_its_own_lines_and_those_of_nobody(
     assert drawn(*named) == {"words"}
     assert drawn(*named, line(assistant("any"), "stop")) == {"words", "any"}
     assert drawn(named[0]) == {"scripted"}  # of another name's run: all that there is
-
-
-@pytest.mark.parametrize(("least", "count"), [(None, 3), (0.4, 2), (0.5, 2), (0.6, 1)])
-def test_a_line_with_just_the_least_reward_is_taken_and_one_without_is_not(tmp_path, least, count):
-    path = written(tmp_path, *(line(assistant("a"), "stop", r) for r in (0.5, 1.0, None)))
-    assert len(read_conversations(path, least)) == count

@@ -71,20 +71,6 @@ def test_a_resumed_run_starts_at_its_checkpoint_not_at_the_steps_it_repeats(tmp_
     assert " 11 of 60 steps" in terminal.getvalue()
 
 
-def test_on_a_terminal_nothing_is_redrawn_until_something_changed(tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
-    terminal = Terminal()
-    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
-    with Screen(RunFolder(tmp_path), 10, on_terminal(terminal)) as screen:
-        before = terminal.tell()
-        screen.update()
-        assert terminal.tell() == before
-        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
-        screen.update()
-        assert terminal.tell() > before
-    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h") == 1
-
-
 def test_damaged_files_are_ignored(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('nonsense\n{"step": 0, "train/reward": "x"}\n[]\n{"st')
     (tmp_path / "status").mkdir()
