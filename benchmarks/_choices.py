@@ -124,10 +124,7 @@ class Compositions:
     def problems(self, row: Assignment) -> list[str]:
         """Return the problems that the check of a run finds in a row."""
         config, problems = self.config(row), list[str]()
-        for look in (
-            lambda: check(config),
-            lambda: check_learned(config, self._learned(config)),
-        ):
+        for look in (lambda: check(config), lambda: check_learned(config, self._learned(config))):
             try:
                 look()
             except ConfigError as error:
