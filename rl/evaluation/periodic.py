@@ -109,12 +109,12 @@ class Evaluator:
             settings.rollouts_per_example,
             max_concurrent=self.player.sampler.max_concurrent,
         )
-        _assert_pinned(played, version)  # the trainer has delayed the next push
+        _assert_pinned(played, version)  # the next push waits for the evaluation
         write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
     def _pinned(self, version: int) -> Player:
-        """Return the player of the training rollouts with the temperature of the evaluation."""
+        """Return the training player with the temperature and prefix cache of the evaluation."""
         sampler = replace(self.player.sampler, temperature=self.settings.temperature)
         chat = self.player.chat.pinned(sampler, version)
         return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())

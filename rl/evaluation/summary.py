@@ -13,7 +13,7 @@ from envs.episode import Example
 from rl.records import Rollout
 
 TOO_HARD, TOO_EASY = 0.0, 0.8  # training needs a pass@1 between these bounds
-MAX_ZERO_SPREAD = 0.5  # advise if this share of examples has no reward spread
+MAX_ZERO_SPREAD = 0.5  # advise if at least this share of examples has equal rewards
 
 
 @dataclass(frozen=True, eq=False)

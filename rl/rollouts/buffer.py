@@ -44,7 +44,7 @@ class FifoBuffer:
         return not reason
 
     def why_useless(self, group: Group) -> str:
-        """Return one word for metrics why the group cannot be trained on, or an empty text."""
+        """Return the reason to reject the group, as one word for metrics, or an empty text."""
         if not group.rewards:
             return "unscorable"
         # A rollout whose prompt fills the context has a reward but no token to train on.

@@ -44,7 +44,7 @@ class DifficultyBuffer(FifoBuffer):
             return "too_hard"
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
-        # Advantages are computed from shaped rewards.
+        # Spread and variance use shaped rewards, because advantages are computed from them.
         shaped = [credit.reward for credit in group.credits if credit.reward is not None]
         if max(map(_spread, _values_to_compare(group, shaped))) < self.min_spread:
             return "zero_spread"

@@ -62,11 +62,11 @@ class DifficultyOrder(ExampleOrder):
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
         filled = {level: queue for level, queue in self._queues[pool].items() if queue}
         weights = [self.weights[level] for level in filled]
-        # If all non-empty pools have weight 0, draw from them equally, so that there is a batch.
+        # If all non-empty pools have weight 0, draw from them equally, so that the run continues.
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # Unplayed examples are always at the head of `normal`.
+        # Unplayed examples come first in `normal`, so this example was unplayed.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position

@@ -30,7 +30,7 @@ GroupCredits = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 @dataclass
 class DispatcherState:
-    """The state in a checkpoint: the groups that come next, and the state of buffer and order."""
+    """The dispatcher's state in a checkpoint: next groups, and the state of buffer and order."""
 
     next_index: int = 0
     # indices of started groups that no batch has used
@@ -90,7 +90,7 @@ class Dispatcher:
                     index = self._replayed.popleft() if self._replayed else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
-                    # Before the task exists, so that a concurrent draw includes this group.
+                    # The group is running before its task starts, so that a draw includes it.
                     self._running[index] = version = self.version.number
                     if index not in self._untrained:
                         self._untrained[index] = self.order.next(index)

@@ -74,7 +74,7 @@ class ExampleOrder:
         return self.pools[pool].examples[position]
 
     def observe(self, place: Place, group: Group) -> None:
-        """Update the order after a finished or rejected group; does nothing by default.
+        """Update the order after a finished group, accepted or rejected; does nothing by default.
 
         After a resume the same group may be observed a second time.
         """
@@ -84,7 +84,7 @@ class ExampleOrder:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`; an empty dict if the checkpoint has no state."""
+        """Restore the result of `state`; `state` is an empty dict if the checkpoint has none."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics for each batch, logged as order/<name>; by default an empty dict."""

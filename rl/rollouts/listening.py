@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Serve ranks during the block, on the run's Unix socket if `host` is None."""
+    """Serve ranks during the block: on TCP at `host`, or on the run's Unix socket if it is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
@@ -41,8 +41,8 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     try:
         yield
     finally:
-        # Not awaited, because Python 3.12.1 and later wait for the ranks, which wait for this
-        # process.
+        # wait_closed() is not called, because since Python 3.12.1 it waits until the ranks
+        # disconnect, but the ranks wait for this process.
         server.close()
 
 

@@ -58,7 +58,7 @@ def weighted_row(
 
 
 def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
-    """Return a number per token [L]: the only number, or the turn's number and 0 outside turns."""
+    """Return one value per token [L]: the only value, or its turn's value (0 outside turns)."""
     values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
     if len(numbers) > 1:
         values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
@@ -156,7 +156,7 @@ def plan(
             _split_to_count(bins, count)
             stacked += map(_pad, bins)
     return [
-        # A batch without rows is still a step.
+        # If the batch has no rows, each rank gets one masked micro-batch, so that the step runs.
         RankBatch(step=step, micro_batches=tuple(stacked or [_pad([])]), metrics=metrics)
         for stacked in micro_batches
     ]
@@ -185,7 +185,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
 
 
 def _split_to_count(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the largest micro-batch until there are `count`; if impossible, add empty ones."""
+    """Halve the largest micro-batches until `bins` has `count`; add empty ones if needed."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:
@@ -215,7 +215,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the rows with the prompts of a reference that sees hints, and completion masks.
+    """Return the fields of `MicroBatch` with hinted prompts: token ids and completion masks.
 
     From the first completion token of a row on, the tokens are those of the policy's row.
     """

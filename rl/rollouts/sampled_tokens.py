@@ -34,7 +34,7 @@ class TokenRecord:
         return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
 
     def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
-        """Return `RankBatch.record_ids`: one id per rollout, empty if it is not recorded."""
+        """Return `RankBatch.record_ids`: one id per rollout, an empty id if it is not recorded."""
         if not recorded:
             return ()
         chosen = {group.index for group in recorded}

@@ -75,7 +75,7 @@ class RolloutService:
         writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call; after an error, `report` raises it in this process."""
+        """Return the answer to a call. After an error do not answer; `report` raises the error."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._value(call))))
         except NoMoreBatches as end:
@@ -165,14 +165,14 @@ class RolloutService:
             # Report first, because the supervisor shows the oldest report.
             report_failure(self._run_folder, "rollouts", failure)
             await self._dispatcher.stop()
-            # When this process ends, the supervisor ends the ranks, even while they save.
+            # Wait for the ranks to save, because the supervisor ends them after this process.
             deadline = time.monotonic() + self._run.trainer.wait_timeout
             while self._num_ranks and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
             raise
 
     async def report(self) -> None:
-        """Show the progress of the next batch four times a second.
+        """Show the progress of the next batch and check for a stop request, four times a second.
 
         Raises the error of a call from a rank, because asyncio would only log the error.
         """

@@ -23,7 +23,7 @@ class ServingReplicas:
         self._caches: dict[Route, PrefixCache] = {}  # counters at the last call of `metrics`
 
     def _request_restart(self, replica: Replica, why: str) -> None:
-        # After a restart by the supervisor the incarnation differs, and the request is ignored.
+        # The supervisor ignores a request for an incarnation that it has already replaced.
         request_restart(self._run_folder, replica.name, replica.incarnation, why)
 
     def publish(self, incarnations: Mapping[str, int]) -> None:

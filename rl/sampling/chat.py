@@ -65,7 +65,7 @@ class Chat:
         raise NotImplementedError
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Return `n` completions with seeds `seed`, `seed` + 1, ...; None: without seeds."""
+        """Return `n` completions with seeds `seed`, `seed` + 1, ...; None: no seeds."""
         raise NotImplementedError
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
@@ -97,7 +97,7 @@ class Chat:
         return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
 
     def group(self) -> AbstractContextManager[Self]:
-        """Return a context manager of a chat that sends a group's requests to one replica."""
+        """Return a context manager; its chat sends all requests of a group to one replica."""
         return nullcontext(self)
 
     def with_sampler(self, sampler: PolicySampler) -> Self:
@@ -105,7 +105,7 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy of the chat with `sampler`, for requests of policy `version` only."""
+        """Return a copy with `sampler` that uses the prefix cache of policy `version`."""
         return self.with_sampler(sampler)
 
 
@@ -143,7 +143,7 @@ class ChatSetting:
     Attributes:
         has_turns: whether the environment has several turns, so that history can be rewritten.
         num_seqs: maximum number of concurrent completions of the server; None: unknown.
-        version: the newest policy version with which vLLM samples; a chat may wait for a version.
+        version: the newest policy version with which vLLM samples; it selects the prefix cache.
         router: router to the run's vLLM replicas, shared with ServingReplicas.
         served_as: name of the policy in vLLM.
         model: local folder with the tokenizer.
@@ -165,7 +165,7 @@ class ChatSetting:
 
 @dataclass
 class Hints:
-    """Renders the hinted prompts of one group's rollouts, for a reference with `sees_hint`.
+    """Renderer of hinted prompts for one group's rollouts, if the reference model sees hints.
 
     A row begins with a prompt and continues with the policy's tokens and the environment's replies.
     The reference computes the logprobs of the same tokens after a prompt that contains the hint.

@@ -27,8 +27,8 @@ class Seats:
         held = 0
         try:
             if self._number is not None:
-                # Only one group collects seats, because two groups with half of their seats
-                # deadlock.
+                # Only one caller collects seats at a time. Two callers that each hold half of their
+                # seats would deadlock.
                 async with self._queue:
                     while held < min(count, self._number):
                         await self._free.acquire()
@@ -46,7 +46,8 @@ class Clock:
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # seconds of server requests
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    _pauses: int = field(default=0, init=False)  # number of pauses, because turns may overlap
+    # number of active `paused` blocks; these blocks may overlap
+    _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

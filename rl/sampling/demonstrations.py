@@ -29,7 +29,7 @@ _MAX_TOO_LONG = 100  # maximum number of consecutive conversations that are too 
 
 
 class TooLong(ValueError):
-    """Error that a conversation has a row longer than max_seq_len; the message is for the user."""
+    """A conversation has a training row that is longer than max_seq_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class Imitator:
         """Return `group_size` conversations as rollouts, each with reward 1.
 
         `rng` must be derived from the run's seed and the group's index, so that no group depends on
-        earlier groups.
+        earlier groups. A conversation that is too long is skipped with a warning.
 
         Raises:
-            TooLong: 100 consecutive conversations are too long; fewer are left out with a warning.
+            TooLong: 100 consecutive conversations are too long.
         """
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
@@ -166,15 +166,15 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
-    The stop token is included unless the message is `cut_off`. The tokens are rendered after an
-    empty question, because in every chat format a turn's tokens do not depend on earlier turns.
+    The stop token is included unless the message is `cut_off`. An empty question replaces the
+    earlier turns, because in every chat format a turn's tokens do not depend on earlier turns.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     conversation = [question, message]
     if not _has_reasoning(message):
-        # Without another question, formats add an empty think block, and GLM omits the stop token,
-        # because its stop token is the marker of the next role.
+        # A question follows the message. Otherwise formats add an empty think block, and GLM omits
+        # the stop token, because its stop token is the marker of the next role.
         conversation.append(question)
     rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)

@@ -43,7 +43,7 @@ class MessagesClient:
     max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # raises ValueError for an invalid address at the start
+        _ = self.endpoint  # an invalid address raises ValueError when the run starts
 
     @property
     def endpoint(self) -> ChatEndpoint:
@@ -69,7 +69,7 @@ class MessagesClient:
 
 @dataclass
 class MessagesChat(Chat):
-    """A chat that exchanges messages. The server has its own queue, so `seats` has no limit."""
+    """A chat that sends text, not tokens. The server has a queue, so `seats` has no limit."""
 
     endpoint: ChatEndpoint
     client: HttpClient

@@ -54,7 +54,7 @@ class Player:
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    # max_concurrent of each environment
+    # semaphore of each environment that sets max_concurrent
     _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
@@ -67,7 +67,7 @@ class Player:
         shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's options
+        sampler = replace(self.sampler, **(env.sampling or {}))  # options of the environment
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._group(env, index, example, group_size)
@@ -210,7 +210,7 @@ class Player:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.check()  # raises vLLM's error, if that error made the environment raise
+            speaker.check()  # raises the error of a failed request, even if `play` caught it
         return episode.stop_reason or speaker.stop_reason
 
     async def _open(self, env: Environment, example: Example) -> Prompt:

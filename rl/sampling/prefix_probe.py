@@ -1,7 +1,7 @@
 """Tests whether a chat format rewrites earlier turns.
 
-The renderer's property `is_prefix_stable` is too cautious. The test therefore repeats the steps of
-a rollout: a prompt, a completion with thinking, and the prompt after the environment's reply.
+`Renderer.is_prefix_stable` is also False for some formats that keep earlier turns. The test repeats
+the steps of a rollout: a prompt, a completion with thinking, and the prompt after a reply.
 """
 
 import logging
@@ -21,7 +21,7 @@ THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 
 
 async def rewrites(chat: Chat, renderer: Renderer) -> bool:
-    """Return whether the prompt of a second turn fails to begin with all tokens of the first."""
+    """Return whether the second turn's prompt fails to begin with all tokens of the first turn."""
     opening = await chat.open([QUESTION], None)
     completion = Completion(
         token_ids=thinking_completion(renderer, opening.token_ids),

@@ -1,9 +1,8 @@
 """Replaces examples whose prompts are too long for an answer.
 
-A rollout whose prompt fills max_seq_len has no completion token and teaches nothing, and it would
-finish before all other rollouts. Each prompt is measured when its example is drawn. If the prompt
-is too long, another example replaces the example. The replacement depends only on the position, so
-that a resumed run uses the same examples.
+A rollout whose prompt fills max_seq_len has no completion token and teaches nothing. Each prompt is
+therefore measured when its example is drawn. If the prompt is too long, another example of the pool
+is used. The choice depends only on the position, so a resumed run uses the same examples.
 """
 
 import logging

@@ -118,7 +118,7 @@ class RendererChat(Chat):
     async def rendered_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the conversation, with the plain text of turns that the format cannot render."""
+        """Render the conversation; a turn that the format cannot render becomes plain text."""
         try:
             turn = self._sampled(prompt, completion, message)
             return await self.open([*prompt.messages, turn, *reply], prompt.tools)

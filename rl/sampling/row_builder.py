@@ -55,7 +55,7 @@ class RowBuilder:
     """The training rows of one rollout, oldest first."""
 
     def __init__(self, hints: Hint | None = None) -> None:
-        """`hints` renders prompts for a reference that sees hints; None: no reference does."""
+        """`hints` renders the prompts for a reference that sees hints; None: no such reference."""
         self._hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0
@@ -79,7 +79,7 @@ class RowBuilder:
         self._num_turns += 1
 
     async def hint(self, prompt: object) -> None:
-        """Store the hinted tokens of `prompt`, if it began a row and the reference sees hints."""
+        """Store the hinted tokens of a prompt that began a row, if the reference sees hints."""
         row = self._rows[-1]  # before the await, because a concurrent turn may begin another row
         if self._hints is not None and row.hinted_prompt is None:
             row.hinted_prompt = await self._hints(prompt)

@@ -61,8 +61,8 @@ class PolicySampler:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # vLLM decodes during sampling only if there is a stop text, which may contain special
-            # tokens.
+            # The stop text may contain special tokens, so vLLM must decode them. Without a stop
+            # text vLLM decodes nothing.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
 

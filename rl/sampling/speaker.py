@@ -22,7 +22,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """The policy in one episode; every turn is recorded in `rows` and in the episode.
+    """Callable that samples the policy's turns in one episode and adds them to `rows`.
 
     Attributes:
         engine: returns a context manager that is entered during each server request.
@@ -53,7 +53,7 @@ class Speaker:
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len")
-        # Drawn before the await, because an environment may request two turns in parallel.
+        # The seed is drawn before the request, so that parallel turns get different seeds in order.
         seed = self.seeds.next()
         try:
             async with self.engine():
@@ -75,7 +75,7 @@ class Speaker:
         )
 
     def check(self) -> None:
-        """Raise the server's error if there was one, because the environment may have caught it."""
+        """Raise the error of a failed request, because the environment may have caught it."""
         if self._failure is not None:
             raise self._failure
 

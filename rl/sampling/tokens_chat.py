@@ -76,7 +76,7 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSetting) -> AsyncIterator[TokensChat]:
-        """Open the connections; `TokensChat.ready` sends requests before the first group."""
+        """Open the connections to vLLM; `TokensChat.ready` tests the chat template later."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
             yield TokensChat(

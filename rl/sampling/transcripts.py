@@ -43,7 +43,7 @@ class TranscriptSampler(Imitator):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations, with replacement, of `env` or of no environment."""
+        """Yield random conversations, with replacement, from lines with no `env` or this one."""
         # The constructor has already filled the cache of this function.
         known = read_conversations(self.path, self.min_reward)
         # Conversations of other environments are only a fallback, because their prompts differ.
@@ -67,7 +67,7 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # Not splitlines(), which also splits at some characters inside a text.
+        # str.splitlines would also split at U+2028, which a JSON text may contain.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue

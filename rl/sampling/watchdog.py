@@ -56,7 +56,7 @@ class Watchdog:
             if self._alive:
                 self._alive, asked_at, reported_s = False, now, 0.0
                 self._loop.call_soon_threadsafe(self._note_alive)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # at doubling intervals
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # by default at 3, 6, 12 s
                 reported_s = now - asked_at
                 self._report(reported_s)
 
