@@ -64,7 +64,7 @@ async def play(
     # The limit counts groups, so that a group larger than max_concurrent can start.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
-    async def one(index: int, example: Example) -> Played:
+    async def play_one(index: int, example: Example) -> Played:
         async with places:
             rollouts = await play_group(index, example, rollouts_per_example)
         played = Played(example, rollouts)
@@ -72,7 +72,7 @@ async def play(
         return played
 
     async with asyncio.TaskGroup() as tasks:
-        started = [tasks.create_task(one(i, example)) for i, example in enumerate(examples)]
+        started = [tasks.create_task(play_one(i, example)) for i, example in enumerate(examples)]
     return [task.result() for task in started]
 
 

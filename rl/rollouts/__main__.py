@@ -43,7 +43,9 @@ from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
 
 
-def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
+def _imitator_player(
+    run: Run, sampler: Imitator, env: Environment, renderer: Renderer
+) -> PlayGroup:
     async def play_group(
         index: int,
         example: Example,  # only selects the environment, whose expert provides the prompts
@@ -57,7 +59,7 @@ def _imitate(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) 
     return play_group
 
 
-def _hinted(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
+def _hinted_envs(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
     """Return the names of environments whose reference model sees hints.
 
     Raises:
@@ -99,7 +101,8 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            hinted = _hinted(run, env, pools)  # first, because FittingExamples measures each prompt
+            # Use the original pools, because FittingExamples measures each prompt that is read.
+            hinted = _hinted_envs(run, env, pools)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
             watchdog = stack.enter_context(Watchdog(status.set))
@@ -109,7 +112,7 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
-            play_group = _imitate(run, sampler, env, renderer)
+            play_group = _imitator_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         dispatcher = Dispatcher(

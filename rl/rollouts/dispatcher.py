@@ -47,7 +47,6 @@ class Dispatcher:
     Attributes:
         version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
-
     """
 
     play_group: PlayGroup
@@ -86,7 +85,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 async with self._changed:
-                    await self._changed.wait_for(self._admits)
+                    await self._changed.wait_for(self._may_start_group)
                     index = self._replayed.popleft() if self._replayed else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
@@ -96,7 +95,7 @@ class Dispatcher:
                         self._untrained[index] = self.order.next(index)
                 tasks.create_task(self._play(index, version))
 
-    def _admits(self) -> bool:
+    def _may_start_group(self) -> bool:
         version = self.version.number
         # No batch contains rejected groups, so each rejected group allows another group to start.
         limit = (version + 1 + self.max_staleness) * self.groups_per_step + self._num_rejected

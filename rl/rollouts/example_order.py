@@ -111,9 +111,9 @@ class SequentialOrder(ExampleOrder):
             self._drawn[pool] += 1
         pool, count = self._turns[index]
         number, position = divmod(count, len(self.pools[pool].examples))
-        return pool, self._arranged(pool, number)[position]
+        return pool, self._positions_in_pass(pool, number)[position]
 
-    def _arranged(self, pool: int, number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
+    def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
         """Return the positions of a pool in the order of its pass `number`."""
         return range(len(self.pools[pool].examples))
 
@@ -126,7 +126,7 @@ class ShuffledOrder(SequentialOrder):
         super().begin(pools, seed)
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
-    def _arranged(self, pool: int, number: int) -> Sequence[int]:
+    def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
         """Return the shuffled positions; the newest pass of each pool is cached."""
         if number != self._passes[pool][0]:
             positions = list(range(len(self.pools[pool].examples)))

@@ -87,7 +87,7 @@ class MessagesChat(Chat):
         if prompt.tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in prompt.tools]
         seeds = [{} if seed is None else {"seed": seed + i} for i in range(n)]
-        return [*await asyncio.gather(*(self._ask(body | one) for one in seeds))]
+        return [*await asyncio.gather(*(self._request_message(body | one) for one in seeds))]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
         """Return the message that the server parsed, without the stop text."""
@@ -108,7 +108,7 @@ class MessagesChat(Chat):
         """Return whether the server rejected the conversation as too long."""
         return isinstance(completion, MessageCompletion) and completion.too_long
 
-    async def _ask(self, body: dict[str, Any]) -> MessageCompletion:
+    async def _request_message(self, body: dict[str, Any]) -> MessageCompletion:
         answer = await self.endpoint.ask(self.client, **body)
         if answer is None:
             return MessageCompletion([], [], [], cut_off=True, message=assistant(""), too_long=True)

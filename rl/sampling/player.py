@@ -55,7 +55,7 @@ class Player:
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
     # semaphore of each environment that sets max_concurrent
-    _places: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -70,9 +70,9 @@ class Player:
         sampler = replace(self.sampler, **(env.sampling or {}))  # options of the environment
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
-            return await player._group(env, index, example, group_size)
+            return await player._play_rollouts(env, index, example, group_size)
 
-    async def _group(
+    async def _play_rollouts(
         self, env: Environment, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
         await self.chat.ready()
@@ -85,7 +85,7 @@ class Player:
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
-                    prompt = start.prompt = await self._open(env, example)
+                    prompt = start.prompt = await self._first_prompt(env, example)
                     if env.max_turns == 1 and self.chat.shares_request(prompt):
                         async with clock.holding_seats(self.chat.seats, group_size):
                             seed = seeds.next()
@@ -100,9 +100,9 @@ class Player:
     async def _play(self, start: "_RolloutInputs") -> Rollout:
         retries = 0
         while True:
-            async with self._place(start.env):
+            async with self._env_slot(start.env):
                 rollout = await self._play_once(start)
-            self._log(start.env, rollout.error)
+            self._log_once(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
@@ -110,17 +110,17 @@ class Player:
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
-    def _log(self, env: Environment, error: str) -> None:
+    def _log_once(self, env: Environment, error: str) -> None:
         """Log each different error once, and immediately, because a batch may take minutes."""
         if error and error not in self._logged and len(self._logged) < _MAX_LOGGED_ERRORS:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
 
-    def _place(self, env: Environment) -> AbstractAsyncContextManager[object]:
+    def _env_slot(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
         # Copies of the player share this dict, so that max_concurrent also limits evaluations.
-        return self._places.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
+        return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _play_once(self, start: "_RolloutInputs") -> Rollout:
         env, clock = start.env, start.clock
@@ -167,14 +167,14 @@ class Player:
             error=error,
             num_untracked_tokens=rows.num_untracked_tokens,
             turn_limit=self.sampler.max_tokens,
-            blocked_time=self.watchdog.blocked() if self.watchdog else 0.0,
+            blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
         )
 
     async def _play_turns(
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
     ) -> StopReason:
         env, opening = start.env, start.opening
-        prompt = start.prompt or await self._open(env, start.example)
+        prompt = start.prompt or await self._first_prompt(env, start.example)
         while True:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
@@ -183,7 +183,7 @@ class Player:
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
             rows.turn(completion)
-            await rows.hint(prompt)
+            await rows.add_hint(prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
@@ -210,10 +210,10 @@ class Player:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.check()  # raises the error of a failed request, even if `play` caught it
+            speaker.raise_failure()  # the environment may have caught a request's error
         return episode.stop_reason or speaker.stop_reason
 
-    async def _open(self, env: Environment, example: Example) -> Prompt:
+    async def _first_prompt(self, env: Environment, example: Example) -> Prompt:
         with as_environment_error(env, f"examples (id {example.id})"):
             return await self.chat.open(env.opened(example.messages), env.tool_specs)
 

@@ -72,20 +72,20 @@ class RendererChat(Chat):
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the sampled tokens; an unparsable tool call keeps its text and gets an `error`."""
         if completion.stop is None:
-            return self._parsed(prompt, completion.token_ids)
-        return self._parsed(prompt, before_stop(self.renderer, completion))
+            return self._parse(prompt, completion.token_ids)
+        return self._parse(prompt, before_stop(self.renderer, completion))
 
-    def _sampled(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
+    def _history_message(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
         """Return the message for the history, with the whole sampled text and the stop text."""
-        return message if completion.stop is None else self._parsed(prompt, completion.token_ids)
+        return message if completion.stop is None else self._parse(prompt, completion.token_ids)
 
-    def _parsed(self, prompt: Prompt, token_ids: list[int]) -> Message:
+    def _parse(self, prompt: Prompt, token_ids: list[int]) -> Message:
         try:
             parsed = self.renderer.parse_response(
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 parsers of a library may raise anything
-            return self._unparsable(token_ids, error)
+            return self._unparsable_message(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
@@ -93,7 +93,7 @@ class RendererChat(Chat):
             message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unparsable(self, token_ids: list[int], error: Exception) -> Message:
+    def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return an unparsable turn as a message with its text and a call that has an error."""
         mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
         content = well_formed(decoded(self.renderer, token_ids))
@@ -112,7 +112,7 @@ class RendererChat(Chat):
         )
         if bridged is None:
             return await self.rendered_again(prompt, completion, message, reply)
-        messages = [*prompt.messages, self._sampled(prompt, completion, message), *reply]
+        messages = [*prompt.messages, self._history_message(prompt, completion, message), *reply]
         return Prompt(messages, prompt.tools, bridged.token_ids)
 
     async def rendered_again(
@@ -120,7 +120,7 @@ class RendererChat(Chat):
     ) -> Prompt:
         """Render the conversation; a turn that the format cannot render becomes plain text."""
         try:
-            turn = self._sampled(prompt, completion, message)
+            turn = self._history_message(prompt, completion, message)
             return await self.open([*prompt.messages, turn, *reply], prompt.tools)
         except self.refusal:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))

@@ -78,7 +78,6 @@ class RequestSeeds:
 
     Attributes:
         seed: seed of the run; None: requests have no seed (`sampler.seeded`).
-
     """
 
     seed: int | None

@@ -62,7 +62,7 @@ class Speaker:
             self._failure = error
             raise
         self.rows.turn(completion)
-        await self.rows.hint(prompt)
+        await self.rows.add_hint(prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
@@ -74,7 +74,7 @@ class Speaker:
             message, completion.cut_off, len(completion.prompt_ids), len(completion.token_ids)
         )
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raise the error of a failed request, because the environment may have caught it."""
         if self._failure is not None:
             raise self._failure
@@ -85,12 +85,12 @@ class Speaker:
             # The sampled tokens are kept only if a reply was added and nothing else changed.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
-            if reply and prompt.tools == tools and _same(before, repeated):
+            if reply and prompt.tools == tools and _same_messages(before, repeated):
                 return await self.chat.follow(prompt, completion, before[-1], reply)
         return await self.chat.open(messages, tools)
 
 
-def _same(before: list[Message], repeated: list[Message]) -> bool:
+def _same_messages(before: list[Message], repeated: list[Message]) -> bool:
     """Return whether messages are equal apart from ids and reasoning, which clients may drop."""
     return [_content(m) for m in before] == [_content(m) for m in repeated]
 

@@ -43,10 +43,10 @@ class TokensChat(RendererChat):
         if self.on_rewrite is None:
             return
         if not self._probe:
-            self._probe.append(asyncio.create_task(self._probed(self.on_rewrite)))
+            self._probe.append(asyncio.create_task(self._test_template(self.on_rewrite)))
         await asyncio.shield(self._probe[0])  # cancelling a group must not cancel the test
 
-    async def _probed(self, on_rewrite: str) -> None:
+    async def _test_template(self, on_rewrite: str) -> None:
         if await rewrites(self, self.renderer):
             choices = "fork or refuse; client=renderer client.on_rewrite=extend keeps thinking"
             report_rewriting(on_rewrite, choices)

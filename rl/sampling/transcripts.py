@@ -84,11 +84,11 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))
-            elif _can_be_cut_off(messages[-1]):
+            elif _ends_in_text(messages[-1]):
                 conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
     return conversations
 
 
-def _can_be_cut_off(message: Message) -> bool:
+def _ends_in_text(message: Message) -> bool:
     """Return whether the message ends in plain text, not in a thought or a tool call."""
     return bool(message.get("content")) and not message.get("tool_calls")

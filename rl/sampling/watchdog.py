@@ -44,7 +44,7 @@ class Watchdog:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
 
-    def blocked(self) -> float:
+    def pop_blocked_seconds(self) -> float:
         """Return for how many seconds the current task blocked the loop since the last call."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0

@@ -128,7 +128,7 @@ def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp
     env.max_concurrent = 1
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
     pinned = trainer.evaluator._pinned(0)
-    assert pinned._place(env) is trainer.player._place(env)
+    assert pinned._env_slot(env) is trainer.player._env_slot(env)
 
 
 def test_an_error_of_an_evaluation_ends_the_evaluator(tmp_path):

@@ -179,8 +179,8 @@ def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypat
     run: Any = SimpleNamespace(plain=dict)
     without = replace(EXAMPLE, id=4, info={"hint": " "})
     other = [Pool(1.0, []), Pool(1.0, [replace(without, env="other")])]
-    assert main._hinted(run, ScriptedEnv(), other) == frozenset()
-    assert main._hinted(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])]) == {"scripted"}
+    assert main._hinted_envs(run, ScriptedEnv(), other) == frozenset()
+    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])]) == {"scripted"}
     with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
-        main._hinted(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])])
+        main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])])
     assert str(caught.value).endswith("or set reference.sees_hint=false")

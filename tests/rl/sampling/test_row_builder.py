@@ -94,7 +94,7 @@ def test_a_hint_belongs_to_the_row_that_it_was_asked_for_though_another_began_me
         rows, hints = RowBuilder(hinted), []
         for prompt in asked:
             rows.turn(Completion([2], [-0.5], [0], False, [prompt]))
-            hints.append(asyncio.create_task(rows.hint(prompt)))
+            hints.append(asyncio.create_task(rows.add_hint(prompt)))
             await asyncio.sleep(0)
         for event, hint in zip(asked.values(), hints, strict=True):
             event.set()
