@@ -43,9 +43,7 @@ from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
 
 
-def _imitator_player(
-    run: Run, sampler: Imitator, env: Environment, renderer: Renderer
-) -> PlayGroup:
+def _expert_player(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
     async def play_group(
         index: int,
         example: Example,  # only selects the environment, whose expert provides the prompts
@@ -112,7 +110,7 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
-            play_group = _imitator_player(run, sampler, env, renderer)
+            play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         dispatcher = Dispatcher(

@@ -127,11 +127,11 @@ def test_a_demonstration_has_the_tools_of_its_environment(index):
 
 async def imitated(env, example):
     """Return the group of demonstrations that the rollouts process builds."""
-    from rl.rollouts.__main__ import _imitator_player
+    from rl.rollouts.__main__ import _expert_player
     from rl.sampling.demonstrations import DemonstrationSampler
 
     class Run:
         seed, max_seq_len = 0, 4096
 
     sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
-    return await _imitator_player(Run, sampler, env, tiny_renderer())(0, example, 1)
+    return await _expert_player(Run, sampler, env, tiny_renderer())(0, example, 1)
