@@ -42,7 +42,7 @@ class Objects:
         self.names = [*shared, *per_episode]
 
     @cached_property
-    def made(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, Any]:
         """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
@@ -52,7 +52,7 @@ class Objects:
     async def get(self, name: str, episode: Episode) -> Any:
         """Return the object called `name`. A per-episode object is created at its first use."""
         if name in self._shared:
-            return self.made[name]
+            return self.shared[name]
         own: dict[str, Any] = episode.memory.setdefault(_MEMORY, {})
         if name not in own:
             value = self._per_episode[name]
@@ -77,8 +77,8 @@ class Binder:
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
 
-    def _bound(self, name: str, function: Function) -> dict[str, str]:
-        """Return {parameter: object name}. Without a binding, both names are equal."""
+    def _targets(self, name: str, function: Function) -> dict[str, str]:
+        """Map each parameter that receives an object to its name; the default is the same name."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
 
@@ -97,7 +97,7 @@ class Binder:
                     f"bindings.{target}={name}, but there is no such object: shared and "
                     f"per_episode have {', '.join(names) or 'none'}"
                 )
-        taken = {v for name, function in functions for v in self._bound(name, function).values()}
+        taken = {v for name, function in functions for v in self._targets(name, function).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
                 f"shared names {sorted(useless)}, which no tool and no reward uses: add "
@@ -109,7 +109,7 @@ class Binder:
         inner = unwrapped(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
-        given = self._bound(inner.__name__, function)
+        given = self._targets(inner.__name__, function)
         shown = {name: p for name, p in supplied(function).items() if name not in given}
 
         @wraps(inner)
@@ -130,8 +130,8 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Bind all parameters except `episode`. Raise ValueError if a parameter has no object."""
-        parameters, given = supplied(function), self._bound(name, function)
+        """Return a reward that needs only `episode`. Raise ValueError if it lacks an object."""
+        parameters, given = supplied(function), self._targets(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
@@ -152,7 +152,7 @@ class Binder:
 
 @contextmanager
 def _wrapped_errors(what: str, function: Function) -> Iterator[None]:
-    """Convert exceptions to UserCodeError, which names the function and the line."""
+    """Convert exceptions except ToolError to UserCodeError, which names function and line."""
     try:
         yield
     except ToolError:

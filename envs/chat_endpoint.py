@@ -81,7 +81,7 @@ class ChatEndpoint:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:
             if error.status in (0, 401, 403):
-                raise self._failed(error) from error
+                raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
         """Return the completion, or None if the conversation exceeds the model's context.
@@ -95,7 +95,7 @@ class ChatEndpoint:
             said = error.text.lower().replace("_", " ")
             if error.status == 400 and "context length" in said:
                 return None
-            raise self._failed(error) from error
+            raise self._exception_for(error) from error
         try:
             return msgspec.convert(parse_json(text), Answer)
         except ValueError as error:  # The text is not JSON or lacks required fields.
@@ -103,7 +103,7 @@ class ChatEndpoint:
                 f"{self.option}={self.url} did not answer as the OpenAI API does: {text[:200]!r}"
             ) from error
 
-    def _failed(self, error: HttpError) -> Exception:
+    def _exception_for(self, error: HttpError) -> Exception:
         group, key = self.option.partition(".")[0], self.api_key_variable
         remedies = {
             0: "is the server running at this address?",

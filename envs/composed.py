@@ -83,7 +83,7 @@ class Composed(Environment):
 
     def examples(self, split: Split) -> Sequence[Example]:
         """Return the data set's examples. Create shared objects first, so that no episode waits."""
-        _ = self._objects.made
+        _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:

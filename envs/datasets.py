@@ -21,7 +21,7 @@ from envs.loading import LazyExamples, json_lines, load_rows
 from envs.messages import user
 from envs.options import check_at_least
 
-Rows = Any  # a list of mappings or a datasets.Dataset, with len(rows) and rows[i]
+Rows = Any  # a list of mappings or a datasets.Dataset; both support len(rows) and rows[i]
 EVAL, TRAIN = "eval", "train"
 
 

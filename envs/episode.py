@@ -54,7 +54,7 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
-    memory: dict[str, Any] = field(default_factory=dict)  # the environment's own state per episode
+    memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores here
 
     @property
     def text(self) -> str:
@@ -82,6 +82,6 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum makes three thirds exactly 1, but raises on infinities of both signs.
+        # math.fsum sums three thirds to exactly 1. It may raise for infinities, so return NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

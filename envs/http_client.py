@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # Retries must not change the random numbers of training.
+_RANDOM = random.Random()  # separate, because retries must not change training's random numbers
 
 
 def may_succeed_later(status: int) -> bool:
@@ -44,7 +44,7 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # A few servers send a date, which is ignored.
+        with suppress(ValueError):  # Ignore a date in Retry-After, which is rare.
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class HttpClient:
     max_mib: int  # maximum size of an answer in MiB
     api_key_variable: str | None = None  # environment variable with the API key
     retry_wait: float = 0.5  # seconds before the first retry; the wait doubles with each retry
-    num_retries: int = field(default=0, init=False)  # number of retries of all requests
+    num_retries: int = field(default=0, init=False)  # total number of retries
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:

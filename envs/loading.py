@@ -45,7 +45,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
         ) from error
     try:
         return datasets.load_dataset(path, **options)
-    except Exception as error:  # `datasets`, the hub and the network raise many errors.
+    except Exception as error:  # `datasets`, the hub and the network raise many error types.
         raise ValueError(
             f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
             "network"

@@ -14,7 +14,7 @@ mapping, or JSON text from a remote endpoint. A call that could not be parsed al
 sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # nesting of JSON values, far below the limit of Python's json module
+_MAX_DEPTH = 64  # maximum nesting of JSON values, far below the limit of Python's json module
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

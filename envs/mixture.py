@@ -77,7 +77,7 @@ class Mixture(Environment):
     def pools(self, split: Split) -> list[Pool]:
         """Return one pool per environment, in the order of `envs`.
 
-        Raise ValueError if an environment has no examples, or its examples have another name.
+        Raise ValueError if an environment has no examples or its examples name another one.
         """
         pools = []
         for name, env in self._envs.items():

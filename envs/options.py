@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.messages import Message
 
-_MAX_STOPS = 4  # maximum that the OpenAI API accepts
+_MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
 

@@ -162,7 +162,7 @@ class Environment:
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the messages that a reference with `sees_hint` gets instead of `messages`.
+        """Return the messages that a reference model with `sees_hint` gets instead of `messages`.
 
         `messages` is the opening of the conversation, or all of its messages up to the point where
         a chat template rewrote history. The default appends the example's hint to the last message

@@ -20,7 +20,7 @@ from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # maximum length of words that random.sample draws; range(BASE**14) is too long
+_MAX_NUMBERED = 13  # maximum word length for random.sample: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,7 +69,7 @@ class ReverseText(Environment):
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)
-            word = _any_word(rng, length)
+            word = _random_word(rng, length)
             if word not in held_out:
                 yield [_prompt(word), assistant(word[::-1])]
 
@@ -91,7 +91,7 @@ class ReverseText(Environment):
             if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:
-                    drawn.add(_any_word(rng, length))
+                    drawn.add(_random_word(rng, length))
                 words += sorted(drawn)
                 continue
             numbers = rng.sample(range(BASE**length), min(share, BASE**length))
@@ -104,7 +104,7 @@ def _prompt(word: str) -> Message:
     return user(f"reverse: {word}")
 
 
-def _any_word(rng: Random, length: int) -> str:
+def _random_word(rng: Random, length: int) -> str:
     if length > _MAX_NUMBERED:
         return "".join(rng.choices(ascii_lowercase, k=length))
     return _word(rng.randrange(BASE**length), length)

@@ -20,10 +20,10 @@ MAX_THREADS = 64  # maximum number of threads, hung threads included; further ca
 
 @dataclass
 class _Threads:
-    """The threads of one event loop. A semaphore belongs to the loop that first waits for it."""
+    """The threads of one event loop, because a semaphore can serve only one loop."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions
+    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions that run
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -39,7 +39,7 @@ def _threads_of_loop() -> _Threads:
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `function` and return its result, whether it is a coroutine function or not.
+    """Call a plain function or a coroutine function, and return its result.
 
     Raise its exception, or RuntimeError if every thread hangs in an abandoned call.
     """
@@ -60,7 +60,7 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
-    """Run `work` in a thread. The thread counts until `work` ends, even if it is abandoned."""
+    """Run `work` in a thread, which occupies one of MAX_THREADS until `work` ends."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

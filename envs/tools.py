@@ -168,11 +168,11 @@ class Toolbox:
 
     async def _answer(self, tool_call: Message, episode: "Episode") -> str:
         if problem := tool_call.get("error"):
-            raise ToolError(f"{problem}. {self._names}")
+            raise ToolError(f"{problem}. {self._list_of_tools}")
         name, arguments = tool_call["function"]["name"], tool_call["function"]["arguments"]
         tool = self._tools.get(name) if isinstance(name, str) else None
         if tool is None:
-            raise ToolError(f"there is no tool {name!r}. {self._names}")
+            raise ToolError(f"there is no tool {name!r}. {self._list_of_tools}")
         try:
             is_text = isinstance(arguments, str)
             arguments = parse_json(arguments or "{}") if is_text else plain_json(arguments)
@@ -188,7 +188,7 @@ class Toolbox:
             raise ToolError(f"{tool.name} took longer than {self._timeout:g} s") from error
 
     @cached_property
-    def _names(self) -> str:
+    def _list_of_tools(self) -> str:
         return f"Tools: {', '.join(tool.usage for tool in self._tools.values()) or 'none'}"
 
 

@@ -24,7 +24,7 @@ def is_library(file: str) -> bool:
             return True
         if folder == ROOT:
             return False
-    # `pip install --target` puts .dist-info folders next to the packages.
+    # `pip install --target` writes .dist-info folders, so packages next to them are libraries.
     top = path.parent
     while (top / "__init__.py").exists():
         top = top.parent

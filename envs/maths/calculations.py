@@ -65,7 +65,7 @@ class Calculations(Procedural):
     """A source of calculations, with about equally many questions of each kind."""
 
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
-        """Create the source. More `digits` per number are harder to calculate mentally."""
+        """Create the source. Numbers with more `digits` are harder to calculate mentally."""
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
         if not 2 <= digits <= 6:

@@ -46,5 +46,5 @@ def question_of(example: Example) -> Question:
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:
         return Question(text, full_answer)
-    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # removes GSM8K's calculator notes
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # removes notes like <<1+2=3>> in GSM8K
     return Question(text, answer.strip(), solution)

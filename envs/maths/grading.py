@@ -13,7 +13,7 @@ from envs.options import check_at_least
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # timeout in seconds per second of processor time
+CLOCK_PER_CPU = 20  # timeout of a comparison divided by its limit of processor time
 MAX_CHARS = 500  # A longer answer is compared as plain text.
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")

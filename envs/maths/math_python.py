@@ -22,7 +22,7 @@ class MathPython(Maths):
     """The maths environment with the tool `python`."""
 
     max_turns: int = field()
-    max_concurrent: int | None = field()  # limits the number of interpreters
+    max_concurrent: int | None = field()  # Each parallel episode has one interpreter.
     sandbox: Limits
 
     def __post_init__(self) -> None:

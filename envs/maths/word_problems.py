@@ -83,7 +83,7 @@ class WordProblems(Procedural):
             sentence, operation, after = step
             story.append(sentence)
             lines.append(f"{operation} = {after}")
-            # The code contains the previous expression instead of its value.
+            # Replace the number at the start of `operation` by the code that computes it.
             rest = operation.removeprefix(str(total)).replace("/", "//")
             code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
         story.append(f"How many {things} does {name} have now?")

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# System call, number on x86_64, number on aarch64. Older C libraries on x86_64 use the last line.
+# Name, x86_64 number, aarch64 number of each call. Old C libraries (x86_64) use the last line.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -58,7 +58,7 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16  # byte offsets in struct seccomp_dat
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # numbers of Landlock's system calls
 READ_FILE, READ_DIR = 4, 8
-RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights per Landlock version; newer: 16
+RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights by Landlock version (5 and newer: 16)
 
 NO_LANDLOCK = (
     "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
@@ -83,7 +83,7 @@ def die_with_parent() -> None:
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Limit the address space (MiB). Forbid core dumps, file writes and child processes."""
+    """Limit the address space to `memory_mb` MiB. Forbid core dumps, file writes and children."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
         resource.RLIMIT_NOFILE: 64,
@@ -95,7 +95,7 @@ def limit_resources(memory_mb: int) -> None:
         resource.setrlimit(which, (value, value))
 
 
-def readable(packages: Sequence[str]) -> list[str]:
+def readable_paths(packages: Sequence[str]) -> list[str]:
     """Return the readable paths: Python's library, system libraries and `packages`."""
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
@@ -124,7 +124,7 @@ def landlock(paths: Sequence[str]) -> bool:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # Handle all rights of this Landlock version, because the kernel refuses unknown rights.
+    # Restrict all file rights of this version. The kernel rejects rights of newer versions.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -153,8 +153,8 @@ def guard_reading(paths: Sequence[str]) -> None:
     sys.addaudithook(refuse)
 
 
-def _program(machine: str) -> bytes:
-    """Return the seccomp filter, which lets all calls that are not allowed fail with EPERM."""
+def _seccomp_program(machine: str) -> bytes:
+    """Return the seccomp filter, a BPF program. Most calls that it refuses fail with EPERM."""
     column, architecture, partly = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
@@ -168,9 +168,9 @@ def _program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # ioctl fails with ENOTTY, as for a regular file, because Python calls it for every open file.
+    # Python calls ioctl for every file that it opens. ENOTTY is normal for regular files.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
-    # Allow openat for reading only. Landlock checks the path, because a filter sees its address.
+    # Allow openat for reading only. Landlock checks paths, which a filter cannot read.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
         (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # the flags of openat
@@ -181,7 +181,7 @@ def _program(machine: str) -> bytes:
     steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
-    # A refused fcntl command ends in the first `refuse`, all other calls jump to the second one.
+    # Refused fcntl commands reach the first `refuse`. Other refused calls jump to the second.
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
@@ -193,7 +193,7 @@ def seccomp() -> None:
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(f"no list of system calls for {machine}: use {' or '.join(MACHINES)}")
-    program = _program(machine)
+    program = _seccomp_program(machine)
     code = ctypes.create_string_buffer(program, len(program))
     pointer = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     _call("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
@@ -205,7 +205,7 @@ def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: 
     raise_oom_score()
     limit_resources(memory_mb)
     drop_capabilities()  # The next layers need no_new_privs, which this call sets.
-    paths = readable(packages)
+    paths = readable_paths(packages)
     landlocked = landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)

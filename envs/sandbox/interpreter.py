@@ -26,7 +26,7 @@ NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
 
-class Printed(io.TextIOBase):
+class CappedOutput(io.TextIOBase):
     """An output stream that keeps only its first and its last `limit` / 2 characters."""
 
     def __init__(self, limit: int) -> None:
@@ -63,7 +63,7 @@ class Interpreter:
 
     def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback."""
-        printed = Printed(self._max_output_chars)
+        printed = CappedOutput(self._max_output_chars)
         sys.stdout = sys.stderr = printed
         sys.stdin = io.StringIO()
         # Store the source, so that a traceback can quote the line although the code is in no file.
@@ -94,7 +94,7 @@ def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
 def _traceback_of(error: BaseException) -> str:
     """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # deep recursion has many frames
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # only the last frames
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:

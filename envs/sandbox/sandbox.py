@@ -37,7 +37,7 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# Pass no variable of the parent. Use one thread, because libraries cannot start more threads.
+# Pass none of the parent's variables. Libraries get one thread, because they cannot start more.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -98,7 +98,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._cpu_timer: asyncio.TimerHandle | None = None  # next check of the processor time
-        self._exceeded_cpu_time = False  # True if the process was killed for this reason
+        self._exceeded_cpu_time = False  # True after a kill for too much processor time
 
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.
@@ -108,7 +108,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # also on cancellation, so that the next call gets no late answer
+        except BaseException:  # Cancelled calls close too, or the next call gets a late answer.
             self.close()
             raise
 
@@ -140,7 +140,7 @@ class Sandbox:
         except _InvalidAnswer as lost:
             what = str(lost)
         except OSError:  # The process has closed its end of the socket.
-            what = await self._failure()
+            what = await self._kill_and_explain()
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
@@ -157,7 +157,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # One thread needs at least `left` seconds to use up the time.
+                if left > 0:  # Using up `left` takes at least as long, so check then.
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -167,7 +167,7 @@ class Sandbox:
             self._cpu_timer.cancel()
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
-    async def _failure(self) -> str:
+    async def _kill_and_explain(self) -> str:
         """Kill the process and return why it failed, as a completion of "the code ..."."""
         assert self._process
         self._process.kill()

@@ -23,7 +23,7 @@ class Outcome:
     """The result of one episode that the library played."""
 
     reward: float
-    rewards: dict[str, float] = field(default_factory=dict)  # unweighted rewards, metrics too
+    rewards: dict[str, float] = field(default_factory=dict)  # unweighted rewards and metrics
     stop_reason: StopReason | None = None  # None: the last turn's stop reason applies
 
 

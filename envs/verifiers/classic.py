@@ -4,7 +4,7 @@ The library requests every turn from a `Client`. PolicyClient gets the turn from
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright takes this file's folder `verifiers` for the library)
+# The option is needed because pyright takes this folder `verifiers` for the library.
 
 import signal
 from collections.abc import Iterator
@@ -114,13 +114,13 @@ def plain_message(message: Any) -> Message:
 def _opening(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
-    # Arrow adds the keys of all messages to each message, with the value None.
+    # Remove the keys that Arrow added to each message with the value None.
     return [{key: value for key, value in m.items() if value is not None} for m in prompt]
 
 
 @contextmanager
 def _kept_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers at the end, because loading an environment replaces them."""
+    """Restore the signal handlers after the block, because loading an environment replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

@@ -25,7 +25,7 @@ _MAX_REQUEST = 1 << 30  # maximum request size in bytes, because a conversation 
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps the session of each running episode to its policy."""
+    """A chat endpoint. `speakers` maps each running session to the function that gets its turns."""
 
     speakers: dict[str, Speak] = field(default_factory=dict)
 

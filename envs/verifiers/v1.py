@@ -5,7 +5,7 @@ envs/verifiers/endpoint.py. The trace id in the request identifies the episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyright takes this file's folder `verifiers` for the library)
+# The option is needed because pyright takes this folder `verifiers` for the library.
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ class TasksetAdapter:
         sessions: list[str] = []
         full = False
 
-        async def listen(messages: list[Message], tools: list[dict[str, Any]] | None) -> Spoken:
+        async def get_turn(messages: list[Message], tools: list[dict[str, Any]] | None) -> Spoken:
             nonlocal full
             try:
                 return await speak(messages, tools)
@@ -65,28 +65,28 @@ class TasksetAdapter:
                 full = True
                 raise
 
-        def begin(trace: vf.Trace) -> None:
+        def register_session(trace: vf.Trace) -> None:
             sessions.append(trace.id)
-            self._endpoint.speakers[trace.id] = listen
+            self._endpoint.speakers[trace.id] = get_turn
 
-        context = await self._serving()
+        context = await self._context_of_servers()
         try:
-            episode = await self._env.run_episode(row.data, context, on_trace=begin)
+            episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
             for session in sessions:
                 del self._endpoint.speakers[session]
         return _outcome(episode, full)
 
-    async def _serving(self) -> vf.ModelContext:
-        """Return the context for agents. Start its servers once; they run as long as the loop."""
+    async def _context_of_servers(self) -> vf.ModelContext:
+        """Return the context for agents. The first call starts the servers that agents need."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference, because the event loop keeps only weak references to tasks.
-            self._task = asyncio.create_task(self._serve(self._context))
+            self._task = asyncio.create_task(self._run_servers(self._context))
         # All episodes await this future, so a cancelled episode must not cancel the future.
         return await asyncio.shield(self._context)
 
-    async def _serve(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
+    async def _run_servers(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
         try:
             async with self._endpoint.serving() as url, self._env.serving():
                 client = vf.EvalClientConfig(base_url=url, api_key_var="OFFBYONE_NO_KEY")
@@ -135,7 +135,7 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the episode's outcome. If the context was `full`, ignore a failed harness."""
+    """Return the episode's outcome. Accept a failed harness if the policy's context was `full`."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, and only an environment of one agent can train")

@@ -77,15 +77,15 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Convert a record to a page. Raise ValueError with the place `where` if this fails."""
+    """Convert a record to a page. Errors name `where`, the record's file and line or row."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
-        raise ValueError(f"{where}: a page needs a `title`{_columns(record)}")
+        raise ValueError(f"{where}: a page needs a `title`{_row_hint(record)}")
     if isinstance(content, str):
         sections = dict(_sections_of(content))
     if not isinstance(sections, dict) or not sections:
         raise ValueError(
-            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_columns(record)}"
+            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_row_hint(record)}"
         )
     return Page(title, {str(name): str(text) for name, text in sections.items()})
 
@@ -109,7 +109,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
-            raise ValueError(f"{where}: a question needs `question`, `answer`{_columns(record)}")
+            raise ValueError(f"{where}: a question needs `question`, `answer`{_row_hint(record)}")
         level = int(record.get("level") or 0)
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
@@ -128,5 +128,5 @@ def _records(
         yield where, row | {name: row[column] for name, column in columns.items() if column in row}
 
 
-def _columns(record: dict[str, Any]) -> str:
+def _row_hint(record: dict[str, Any]) -> str:
     return f", but this row has {', '.join(map(repr, record))}: rename columns with env.columns"

@@ -58,7 +58,7 @@ class WikiSearch(Environment):
                 "set both to null for the shipped corpus"
             )
         for option, name in (("corpus", corpus), ("questions", questions)):
-            # A name without .jsonl may be a data set of the hub.
+            # Check only .jsonl files, because another name may be a data set of the hub.
             if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
                 raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
         if unknown := set(self.columns) - set(COLUMNS):
@@ -126,7 +126,7 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self.giving_up and rng.random() < self.giving_up:
-                    # The first three messages are the question, the tool call and its result.
+                    # Keep the question, the tool call and its result (the first three messages).
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
@@ -168,7 +168,7 @@ def expert(question: Question, index: WikiIndex) -> list[Message] | None:
     """Return a conversation that finds the answer, or None if the search does not find the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
-    if question.level != 2:  # At level 2, the answer is the title of the page.
+    if question.level != 2:  # At level 2, the title is the answer, so no section is read.
         for title, heading in question.path:
             page = title.replace(" ", "_")
             turns.append(("view_sections", "page_id", page))

@@ -97,7 +97,7 @@ def _titles(row: Row) -> list[str]:
 
 def invent_name(known: tuple[str, ...], rng: Random) -> str:
     """Return a new name that resembles the `known` names, from a Markov chain of letters."""
-    chain = _chain(known)
+    chain = _letter_chain(known)
     while True:
         name = ""
         while not name.endswith("\n"):
@@ -108,7 +108,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 
 @cache
-def _chain(known: tuple[str, ...]) -> dict[str, list[str]]:
+def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the letters that follow each pair of letters. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:

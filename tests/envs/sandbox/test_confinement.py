@@ -28,8 +28,8 @@ def test_without_landlock_python_itself_refuses_to_read_other_files(tmp_path):
     outside.write_text("x")
     code = f"""
 from envs.sandbox import confinement
-from envs.sandbox.confinement import guard_reading, readable
-guard_reading(readable([]))
+from envs.sandbox.confinement import guard_reading, readable_paths
+guard_reading(readable_paths([]))
 import ctypes, decimal, hashlib, io, os, pathlib
 attempts = [
     lambda: open({str(outside)!r}),
