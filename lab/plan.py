@@ -32,17 +32,17 @@ def show_plan(config: dict[str, Any]) -> str:
         ConfigError: the configuration is not valid, or the run does not fit.
     """
     given = {key: config.pop(key) for key in PRETENDED if key in config}
-    machines = _pretended(**{**PRETENDED, **given}) if given else None
+    machines = _imagined_hosts(**{**PRETENDED, **given}) if given else None
     resolved = resolve(config, machines)
     with DryCall([config]) as dry_call:
         dry_call.learned()
     with refused():
-        sizes = _sizes(resolved.run.model)
+        sizes = _model_shape(resolved.run.model)
     page = resolved.for_model(sizes)[1]
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
 
-def _pretended(
+def _imagined_hosts(
     *, hosts: int, gpus: int, gpu_gib: float | None, host_gib: float | None, cores: int
 ) -> list[Host]:
     host = Host(
@@ -55,7 +55,7 @@ def _pretended(
     return [host] * hosts
 
 
-def _sizes(model: ModelNode) -> Shape | None:
+def _model_shape(model: ModelNode) -> Shape | None:
     """Return the shape of a model. Download only config.json if the model is on the hub."""
     if model.path is None:
         with TemporaryDirectory() as folder:

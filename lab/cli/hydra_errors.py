@@ -1,7 +1,7 @@
 """Explain each exception of Hydra in one sentence, and suggest the name that was probably meant.
 
-Hydra reports only the first unknown key or choice. The suggestions are keys of the configuration
-that is composed with the group choices of the command line and no other arguments.
+Hydra reports only the first unknown key or choice. To find similar keys, the configuration is
+composed again with only the group choices of the command line, such as loss=grpo.
 """
 
 import re

@@ -73,7 +73,7 @@ class Job:
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    It can be called inside a task. `${hydra:...}` then refers to the returned configuration.
+    `${hydra:...}` in it refers to the returned configuration, even if a task is running.
     """
     return composed(HydraConfig.get(), [], name)
 
@@ -81,7 +81,7 @@ def compose(name: str) -> dict[str, Any]:
 def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
     """Return the configuration `name` with these overrides.
 
-    `chosen` is the `hydra` node of a composed configuration, whose name is the default of `name`.
+    `chosen` is the `hydra` node of a composed configuration. `name` defaults to that configuration.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
@@ -124,7 +124,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Decorate a function of a Job so that @hydra.main accepts it. Place it below @hydra.main."""
+    """Convert a function of a Job to a function of a DictConfig, which @hydra.main requires."""
 
     @wraps(function)
     def run(config: DictConfig) -> float | None:
@@ -148,18 +148,18 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             )
             return function(job)
 
-        # Unrecorded jobs may start in the same second, so run_name includes the job number.
+        # Jobs may share a run_name, such as the time of their start, so append the job number.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
-            return _guarded(lambda: start(name), in_sweep)
+            return _start_printing_errors(lambda: start(name), in_sweep)
         return run_job(
             sweep,
             list(chosen.overrides.task),
             output_dir=Path(str(config.output_dir)),
             run_name=str(config.run_name),
             max_steps=int(config.max_steps),
-            start=lambda name, resume: _guarded(
+            start=lambda name, resume: _start_printing_errors(
                 lambda: start({"run_name": name, "resume": resume}), in_sweep
             ),
         )
@@ -167,20 +167,20 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
     return run
 
 
-def _guarded(start: Callable[[], float | None], in_sweep: bool) -> float | None:
+def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     """Start a run and return its result. Print expected errors without a traceback."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
         problems = error if isinstance(error, ConfigError) else ConfigError([str(error)])
-        stop("this run cannot start", problems, BAD_CONFIG)
+        exit_with("this run cannot start", problems, BAD_CONFIG)
     except OutOfTime as error:  # the supervisor has already printed this error
         if not in_sweep:
             raise SystemExit(0) from error
         raise  # Hydra starts the next run, which has its own max_time
     except RunFailed as error:
         if not in_sweep:
-            stop("the run failed", error, FAILED)
+            exit_with("the run failed", error, FAILED)
         _print_error("the run failed", error)
         raise  # Hydra records the error and starts the next run of the sweep
     except Exception as error:
@@ -240,14 +240,14 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     except Exception as error:
         if wants_traceback:
             raise
-        stop("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
+        exit_with("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
 
 
 def _print_error(title: str, error: Exception) -> None:
     print(f"{title}:\n{strip_escapes(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def stop(title: str, error: Exception, status: int) -> NoReturn:
+def exit_with(title: str, error: Exception, status: int) -> NoReturn:
     """Print an error and exit with `status`."""
     _print_error(title, error)
     raise SystemExit(status) from error

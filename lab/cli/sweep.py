@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from lab.cli.hydra_errors import explain
-from lab.cli.launch import BAD_CONFIG, command_of, composed, stop
+from lab.cli.launch import BAD_CONFIG, command_of, composed, exit_with
 from lab.sweeps.job import is_done
 from lab.sweeps.overview import printing_changes, start_message, unfinished_message
 from lab.sweeps.process import this_process
@@ -54,7 +54,7 @@ class SweepCheck(Callback):
         """Check all jobs. Print each problem with the number of its jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # jobs that differ only in the seed
+        alike: dict[tuple[str, ...], list[list[str]]] = {}  # jobs by overrides without seed
         for job in jobs:
             alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
         where: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ class SweepCheck(Callback):
                 f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
                 for problem, names in where.items()
             ]
-            stop("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
+            exit_with("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
 
 
 def _add_problems(
@@ -142,9 +142,9 @@ class SweepStart(Callback):
             slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
             _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
-            stop("this sweep cannot start", error, BAD_CONFIG)
+            exit_with("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # jobs would resolve ${now:...} to another time
+            config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
@@ -161,7 +161,7 @@ class SweepStart(Callback):
         }
         sweep.write_info(info)
         _print_text(start_message(sweep, again))
-        # Hydra does not call on_multirun_end after a failed job or an interrupt.
+        # Hydra skips on_multirun_end after a failed job or an interrupt, so call it at exit.
         atexit.register(self.on_multirun_end, config)
         _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:

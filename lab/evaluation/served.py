@@ -59,7 +59,7 @@ def locked_run_folder(
     """Lock the run folder while the block runs. Raise ConfigError if it already holds a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
-        if found := list(problems(settings.plain())):  # another process used the folder meanwhile
+        if found := list(problems(settings.plain())):  # check again, now that the folder is locked
             raise ConfigError(found)
         yield run_folder
 
@@ -112,7 +112,7 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console
     with serving(server, run_folder, served) as vllm:
         if adapter is not None:
             vllm.load_adapter(SERVED_AS[True], adapter)
-        vllm.set_version(_VERSION)  # in training, each weight push sets the version
+        vllm.set_version(_VERSION)  # set here, because no weight push will set the version
         yield
 
 

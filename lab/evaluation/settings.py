@@ -67,7 +67,7 @@ class Evaluation(PlayedPolicy):
 
 def checked(config: Config) -> Evaluation:
     """Return the settings of an evaluation, or raise ConfigError if they break a rule."""
-    return checked_as(Evaluation, of_played_policy(config), evaluation_folder_problems)
+    return checked_as(Evaluation, without_training_keys(config), evaluation_folder_problems)
 
 
 def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
@@ -81,7 +81,7 @@ def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
     return kind.of(config)
 
 
-def of_played_policy(config: Config) -> Config:
+def without_training_keys(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
     With client=messages, an external server provides the model, so `model` and `inference` become
@@ -100,7 +100,7 @@ def _needs_vllm(client: Config) -> bool:
     """Return True if the client sends its requests to a vLLM that this program starts."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
-    except LookupError:  # `check` reports a wrong _target_
+    except LookupError:  # a wrong _target_, which `check` reports later
         return True
 
 

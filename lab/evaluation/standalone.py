@@ -23,7 +23,7 @@ from lab.evaluation.served import (
     serving_policy,
 )
 from lab.evaluation.settings import Evaluation, checked, evaluation_folder_problems
-from lab.evaluation.table import measured, report
+from lab.evaluation.table import dash_for_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose, evaluated_line, play
 from rl.evaluation.summary import Played, Summary, summarise
@@ -106,7 +106,7 @@ def write_files(
         for rollout in one.rollouts
     ]
     run_folder.evaluated.write_text("".join(lines))
-    reward = measured(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
+    reward = dash_for_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
 
 

@@ -59,9 +59,9 @@ def _cells(summary: Summary) -> dict[str, str]:
     numbers |= {f"stop: {reason}": f"{share:.1%}" for reason, share in summary.stop_reasons.items()}
     if summary.num_scored < summary.num_rollouts:
         numbers["not scored"] = f"{summary.num_rollouts - summary.num_scored}"
-    return {label: measured(text) for label, text in numbers.items()}
+    return {label: dash_for_nan(text) for label, text in numbers.items()}
 
 
-def measured(text: str) -> str:
+def dash_for_nan(text: str) -> str:
     """Return the formatted number `text`, with "-" in place of NaN."""
     return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

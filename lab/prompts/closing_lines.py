@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lab.evaluation.table import measured
+from lab.evaluation.table import dash_for_nan
 from lab.prompts.outputs import PROMPT, Candidates
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import key_of, strip_escapes
@@ -38,7 +38,7 @@ def closing_lines(
         )
         lines.append((f"{result} on {count} validation examples", ""))
     else:
-        gained = measured(f"{gain:+.3f} ± {error:.3f}")  # a single example has no standard error
+        gained = dash_for_nan(f"{gain:+.3f} ± {error:.3f}")  # NaN for a single example
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "this score chose the prompt, so evaluate it on other examples:"
         lines += [
@@ -67,7 +67,7 @@ def commands(
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
     ]
-    # Always include these groups, because an experiment file may have chosen them.
+    # Write these choices even if an experiment file made them, because `kept` lacks that file.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"

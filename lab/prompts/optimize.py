@@ -93,7 +93,7 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of rollouts that earlier starts of this search have played."""
+    """Count the rollouts of this search's earlier starts. Terminate the file's last line."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):  # a killed search may leave an incomplete line

@@ -85,7 +85,7 @@ class Search:
             file.write(f"{message}\n")
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        """Return True if the search has ended. No round starts that could exceed the budget."""
+        """Return True, and set `ended_by`, if the search must not start another round."""
         settings, rounds = self.settings, gepa_state.i + 1
         scores = gepa_state.program_full_scores_val_set
         if self._failure or self.teacher.failure:
@@ -141,7 +141,7 @@ class Search:
     ) -> EvaluationBatch[Attempt, Attempt]:
         """Score a prompt on a batch. An unscored rollout receives the mean of the scored rollouts.
 
-        Environment errors thus do not change the mean, because the prompt does not cause errors.
+        A rollout is unscored after an environment error, which must not change the prompt's mean.
         """
         attempts = self.player.play(batch, candidate[COMPONENT])
         rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
@@ -151,7 +151,7 @@ class Search:
                 f"none of {len(attempts)} rollouts in a row could be scored, so prompts cannot be "
                 f"compared: {'; '.join(sorted(causes))[:500]}"
             )
-        if batch[0].split == "eval":  # the batch is the whole validation set in order
+        if batch[0].split == "eval":  # eval batches are always the whole validation set, in order
             failed = (i for i, attempt in enumerate(attempts) if attempt.reward is None)
             self._unscored.update((candidate[COMPONENT], i) for i in failed)
         mean = average(rewards)
@@ -174,7 +174,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True if the new prompt scores higher on examples with old and new scores."""
+        """Return True if a new prompt has the higher sum over the examples that both scored."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

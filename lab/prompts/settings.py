@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lab.evaluation.settings import Config, PlayedPolicy, checked_as, of_played_policy
+from lab.evaluation.settings import Config, PlayedPolicy, checked_as, without_training_keys
 from rl.config.annotations import Node
 from rl.config.limits import value_of
 from rl.config.ranges import PositiveInt
@@ -29,7 +29,7 @@ class PromptOptimization(PlayedPolicy):
 def checked(config: Config) -> PromptOptimization:
     """Return the settings of a prompt search, or raise ConfigError if they break a rule."""
     inference = config.get("inference")
-    config = {**of_played_policy(config)}
+    config = {**without_training_keys(config)}
     if value_of(config, "reflection.path") is not None:  # the teacher's vLLM needs these settings
         config |= {"inference": inference}
     return checked_as(PromptOptimization, config, _problems)

@@ -68,7 +68,7 @@ class Reflection:
                 f"reflection.template lacks {' and '.join(lacking)}: <curr_param> stands for the "
                 "prompt so far, <side_info> for the rollouts and their rewards"
             )
-        _ = self.endpoint  # the constructor checks the URL
+        _ = self.endpoint  # ChatEndpoint checks the URL when it is created
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
@@ -130,8 +130,8 @@ class Teacher:
     _num_empty: int = field(default=0, init=False)
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Return the teacher's answer to a question of GEPA."""
-        question = str(prompt)  # GEPA passes a list only for images
+        """Return the teacher's answer to a question of GEPA, and record both."""
+        question = str(prompt)  # already a text, because GEPA passes a list only for images
         if self.failure is not None:
             raise self.failure
         record = append_line(self.path, {"asked": question, **self._ask(question)})

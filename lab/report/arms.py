@@ -35,7 +35,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     full = labels([group[0] for group in groups])
     return [
         Arm(label, name, tuple(group))
-        for label, name, group in zip(full, short(full), groups, strict=True)
+        for label, name, group in zip(full, short_labels(full), groups, strict=True)
     ]
 
 
@@ -51,7 +51,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
         return one.config == other.config
     shared = one.config.keys() & other.config.keys()
     either = one.config.keys() | other.config.keys()
-    # A value `critic` in one run and a group with `critic.lam` in the other are different choices.
+    # Runs differ if `critic` is a value in one run and has keys like `critic.lam` in the other.
     groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
@@ -76,14 +76,14 @@ def labels(firsts: Sequence[Run]) -> list[str]:
     ]
 
 
-def short(full: Sequence[str]) -> list[str]:
+def short_labels(full: Sequence[str]) -> list[str]:
     """Return the labels without their key if all keys are equal: cispo for loss=cispo."""
     parts = [label.partition("=") for label in full]
     if len({key for key, _, _ in parts}) > 1 or not all(value for _, _, value in parts):
         return list(full)
     if any(" " in label for label in full):
         return list(full)
-    # A number without the name of its setting is not a clear label.
+    # Keep the end of the key if a value is a number: lr=1e-6 for optimizer.lr=1e-6.
     plain = all(value[0].isalpha() for _, _, value in parts)
     return [value if plain else f"{key.rpartition('.')[2]}={value}" for key, _, value in parts]
 

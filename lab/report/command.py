@@ -28,7 +28,7 @@ FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several ru
                        (default: in the first FOLDER)
 
 docs/report.md explains each number."""
-RESERVED_STEMS = ("sweep", "summary", "versions")  # names of .json files that sweeps and runs write
+RESERVED_STEMS = ("sweep", "summary", "versions")  # a report must not overwrite these .json files
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
         page = Path(options.get("out") or paths[0] / "report.html")
         judged = options.get("judged", "1")
         if page.suffix != ".html":
-            raise ValueError(f"out={page}: name a page that ends in .html")
+            raise ValueError(f"out={page}: give a file name that ends in .html")
         if page.stem in RESERVED_STEMS:
             raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
         if "out" not in options and not paths[0].is_dir():
@@ -54,16 +54,16 @@ def main(arguments: list[str]) -> int:
                 f"judged={judged}: give the number of evaluations to average, 1 or more"
             )
     except ValueError as problem:
-        return _refused(problem)
+        return _print_refusal(problem)
     try:
         baseline = options.get("baseline", "")
         written = report(paths, page, baseline=baseline, num_judged=int(judged))
     except NoBaseline as problem:
-        return _refused(problem)
+        return _print_refusal(problem)
     return OK if written else NO_PAGE
 
 
-def _refused(problem: ValueError) -> int:
+def _print_refusal(problem: ValueError) -> int:
     print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
     return BAD_ARGUMENTS
 
@@ -97,7 +97,7 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
 
         write_page(comparison, page, command=command)
     except OSError as error:  # the disk is full, or a permission is missing
-        problem = f"some files are missing ({error}): choose another folder, out=.../report.html"
+        problem = f"not all files are written ({error}): choose another folder, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
         problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
     else:

@@ -212,7 +212,7 @@ def _notes(
         )
     if scoring.measure == TRAINING:
         notes.append(
-            "Compared by training reward, which every run measured on other examples. Use "
+            "Compared by training reward, which every run measured on different examples. Use "
             "evaluation=default to compare all runs on the same questions."
         )
     if few := [result.arm.name for result in results if not result.knows_seeds]:

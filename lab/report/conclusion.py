@@ -28,12 +28,12 @@ def conclusion(comparison: Comparison) -> str:
         are = "is" if len(worse) == 1 else "are"
         clauses.append(f"{_with_differences(worse)} {are} worse than {name}")
     if unclear:
-        clauses.append(_unclear(unclear, baseline))
+        clauses.append(_unclear_clause(unclear, baseline))
     # Add the basis (questions, seeds) to the first clause that contains numbers.
     at = 0 if better or worse else -1
     clauses[at] = f"{clauses[at]} {basis}"
     text = "; ".join(clauses)
-    # Do not capitalise the name of an arm.
+    # Capitalise the words "the other", but not the name of an arm.
     return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
 
 
@@ -42,7 +42,7 @@ def _with_differences(results: Sequence[ArmResult]) -> str:
     return _joined([f"{result.arm.name} (by {abs(result.difference):.3f})" for result in results])
 
 
-def _unclear(results: Sequence[ArmResult], baseline: ArmResult) -> str:
+def _unclear_clause(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     names = [result.arm.name for result in results]
     shown = _joined(names) if len(names) <= _MAX_NAMES else f"the other {len(names)} arms"
     text = f"{shown} cannot be distinguished from {baseline.arm.name}"
@@ -57,7 +57,7 @@ def _needed_seeds(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     smallest = f"smallest visible difference {visible:.2g}"
     fewest = min(result.scores.num_seeds for result in [*results, baseline])
     needed = [
-        # If the present number of seeds should suffice, recommend one more seed.
+        # Recommend at least one more seed, because the present seeds allow no decision.
         (max(result.seeds_needed - fewest, 1), result.arm.name)
         for result in results
         if result.seeds_needed is not None

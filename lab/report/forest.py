@@ -58,7 +58,7 @@ def _differences(
     comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color
 ) -> list[Chart]:
     """Return a panel that draws the differences, and a column with their values and decisions."""
-    # Do not fix the number of digits, so that all ticks have different labels.
+    # With a fixed number of digits, two ticks could have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
     zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])

@@ -44,8 +44,8 @@ class Scoring:
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     """Score the finished runs on the baseline's questions, else by their training reward.
 
-    A run is excluded if it has, or was scored on, too few of these questions. A question is
-    excluded if any of the remaining runs has no score for this question.
+    A run is excluded if it was evaluated on, or has scores of, too few of these questions. A
+    question is excluded if any of the remaining runs has no score for this question.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:

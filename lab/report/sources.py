@@ -12,7 +12,7 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class Sources:
-    """The runs of a report in order of start, with the question and command of their sweep."""
+    """The runs of a report, with the question and the command of the first sweep."""
 
     runs: list[Run]
     question: str  # the question of the first sweep that has a question

@@ -141,8 +141,8 @@ class Spread:
     def cautious_freedom(self) -> float:
         """The degrees of freedom of V for decisions, with the full seed term.
 
-        Among many arms, the few seeds of some arms agree by chance. In sweeps of twelve equal arms,
-        `freedom` would name a winner in one of 8 sweeps, `cautious_freedom` in one of 30.
+        With many arms, the seeds of some arms agree by chance, so a difference looks certain. Among
+        12 equal arms, `freedom` leads to a false winner in 1 of 8 sweeps, this value in 1 of 30.
         """
         return self._freedom(1.0)
 
@@ -260,7 +260,7 @@ def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
 
 
 def _num_errors(freedom: Any, num_comparisons: int) -> Any:
-    """Return the detectable difference in standard errors, for detection with probability POWER."""
+    """Return how many standard errors a difference needs to be detected with probability POWER."""
     tail = 1 - ERROR / 2 / max(num_comparisons, 1)
     return student_quantile(freedom, tail) + student_quantile(freedom, POWER)
 

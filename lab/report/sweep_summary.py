@@ -17,8 +17,8 @@ class SweepSummary(Callback):
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Register the report for the end of the process."""
-        # Hydra skips on_multirun_end after a failed job, and such a sweep needs its report most.
+        """Schedule the report for the exit of this process."""
+        # Hydra skips on_multirun_end after a failed job, so call it when the process exits.
         atexit.register(self.on_multirun_end, config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002

@@ -1,10 +1,10 @@
 """Skip, start or resume one job of a sweep, and record the job's result.
 
-the sweep's own process                      processes of a launcher, if it starts any
-SweepStart: folder, jobs, slots, lines  ---> run_job: record, slot, log, the run itself
+`run_job` runs in the sweep's own process, or in the worker processes of a parallel launcher.
+lab/cli/sweep.py has prepared the sweep's folder, the numbers of the jobs, and the slots.
 
-A job is identified by its overrides, not by its number. A resumed sweep therefore finds its
-finished jobs in another order, with more seeds, or with another launcher.
+A job is identified by its overrides, not by its number. A resumed sweep therefore recognises
+its finished jobs even if their order, the seeds or the launcher have changed.
 """
 
 import os
@@ -50,7 +50,7 @@ def run_job(
     `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
 
     Raises:
-        RunFailed: the run failed. In the sweep's own process, every error of `start` is raised.
+        RunFailed: replaces SystemExit and Stopped of `start` in a launcher's worker process.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"

@@ -50,7 +50,7 @@ class Jobs:
             record.ended - record.started for record in done if record.ended and record.started
         ]
         waiting = [record for record in self.records.values() if record.state == WAITING]
-        # A job that was interrupted during this start waits for the sweep's next start.
+        # A job interrupted during this start waits for the sweep's next start, so do not count it.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
         left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None

@@ -22,8 +22,8 @@ def this_process() -> dict[str, str | int]:
 def end_with_process(host: str, pid: int) -> None:
     """Kill this process as soon as process `pid` of the same host has ended.
 
-    A killed launcher does not end its workers, so they would continue with the jobs. The reaper
-    then ends the processes of the run.
+    A killed launcher does not end its workers, so they would continue with the jobs. After this
+    process is killed, the supervisor's reaper ends the other processes of the run.
     """
     if host != socket.gethostname():
         return
@@ -34,10 +34,10 @@ def end_with_process(host: str, pid: int) -> None:
     except OSError:  # some kernels and containers have no pidfd
         return
     else:
-        Thread(target=_end_when_readable, args=(descriptor,), daemon=True).start()
+        Thread(target=_kill_when_readable, args=(descriptor,), daemon=True).start()
 
 
-def _end_when_readable(descriptor: int) -> None:
+def _kill_when_readable(descriptor: int) -> None:
     select.select([descriptor], [], [])
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -33,8 +33,8 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     """Return the slots for a launcher's jobs on this machine, or [] if no slots are necessary.
 
     All slots have the same size. Their number is joblib's n_jobs, or as many as submitit_local's
-    cpus_per_task and gpus_per_node allow, else one per GPU, or one per two cores. No two slots
-    share a GPU.
+    cpus_per_task and gpus_per_node allow. The default is one per GPU, or one per two cores on a
+    machine without GPUs. No two slots share a GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     num_jobs = launcher.get("n_jobs") or 0
@@ -85,14 +85,14 @@ def slot_of(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot 
                 names = [f"core-{core}" for core in slot.cores] + [
                     f"gpu-{gpu}" for gpu in slot.gpus
                 ]
-                if all(_locked(locks, folder / name.replace("/", "-")) for name in names):
+                if all(_try_lock(locks, folder / name.replace("/", "-")) for name in names):
                     with _confined_to(slot):
                         yield slot
                     return
         time.sleep(_TICK_S)
 
 
-def _locked(locks: ExitStack, path: Path) -> bool:
+def _try_lock(locks: ExitStack, path: Path) -> bool:
     # Children do not inherit the lock, because Python closes descriptors on exec.
     file = locks.enter_context(path.open("a"))
     try:

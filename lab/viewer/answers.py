@@ -89,7 +89,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
-    """Return the numeric options of the run's loss, because the page shows clipping bounds."""
+    """Return the numeric options of the run's loss, which include its clipping bounds."""
     try:
         config = yaml.safe_load(index.run_folder.config.read_text())
         return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
@@ -102,7 +102,7 @@ def search(index: RunIndex, text: str) -> list[int]:
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 
-def matching(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
+def rows_with(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
     """Return the row numbers of the rollouts whose columns equal the `wanted` values as text."""
     return [
         n

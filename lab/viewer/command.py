@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE, markup=False)
-        console.print(_runs_here(), markup=False)
+        console.print(_list_of_runs(), markup=False)
         return 0
     try:
         _view(words, console)
@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _runs_here() -> str:
+def _list_of_runs() -> str:
     folder = Path("outputs")
     below = folder.iterdir() if folder.is_dir() else ()
     runs = [path for path in below if RunFolder(path).is_run]
@@ -103,7 +103,7 @@ def _export(
     from lab.viewer.export import Chosen, page
 
     chosen = [
-        Chosen(index, name, answers.matching(index, filters)) for name, index in indexes.items()
+        Chosen(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()
     ]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one.numbers] or chosen, note)

@@ -55,7 +55,7 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
             f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
             f"some, such as source={first.source} step={first.step}"
         )
-    runs = [_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
+    runs = [_embedded_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
     script = _bundle()
@@ -97,8 +97,8 @@ def _group(row: Row) -> tuple[str, int, int]:
     return row.source, row.step, row.group_id
 
 
-def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
-    """Return the answers to all requests of a page, with rollouts numbered from 0."""
+def _embedded_run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
+    """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
     table = answers.table(chosen.index)
     table["columns"] = {
         name: [values[n] for n in numbers] for name, values in table["columns"].items()
@@ -117,6 +117,6 @@ def _run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
 
 
 def _bundle() -> str:
-    """Return all JavaScript modules of the page as one script. Top-level names must be unique."""
+    """Return all JavaScript modules as one script, in which top-level names must be unique."""
     paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
     return "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 
-_STRONG_QUANTILE = 0.98  # a strong token has this quantile of the step's |gradient|
+_FULL_COLOUR_QUANTILE = 0.98  # tokens from this quantile of |gradient| on get the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
@@ -44,7 +44,7 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # |gradient| of a strong token by step
+        self.scales: dict[int, float | None] = {}  # |gradient| with full colour, by step
         self._pushes: dict[int, dict[str, float]] = {}  # sum of |gradient| by step and rollout id
         self._records: dict[Path, int] = {}  # modification time of each token file
 
@@ -119,7 +119,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the push of each rollout of a step by id, and the |gradient| of a strong token.
+    """Return the push of each rollout of a step by id, and the |gradient| for the full colour.
 
     The push of a rollout is the sum of its tokens' |gradient|. If the step trained on no rollout,
     its files have no gradient column.
@@ -136,4 +136,4 @@ def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
                 sizes.append(size)
     positive = np.concatenate(sizes)
     positive = positive[positive > 0]
-    return pushes, float(np.quantile(positive, _STRONG_QUANTILE)) if len(positive) else None
+    return pushes, float(np.quantile(positive, _FULL_COLOUR_QUANTILE)) if len(positive) else None

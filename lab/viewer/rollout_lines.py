@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
 
 class RolloutLine(msgspec.Struct):
-    """The keys that the index reads. Evaluations lack group, advantage, versions and used."""
+    """One line of a rollout file. Evaluations lack group, advantage, versions and used."""
 
     messages: list[Any]
     example: Any = None

@@ -1,9 +1,9 @@
 """Serve the viewer's page on the loopback interface, under a secret key in the address.
 
-    /<key>/  page    runs  table  rollouts  tokens  search  export    JSON, one file to mail
-
-Every user of this machine can reach the port, so every path begins with the key. The content
-security policy forbids requests to other hosts and scripts that are not modules of the page.
+/<key>/ is the page, and /<key>/export returns one HTML file. runs, table, rollouts, tokens and
+search return JSON. Every user of this machine can reach the port, so every path begins with the
+key. The content security policy forbids requests to other hosts and scripts that are not modules
+of the page.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         "search": lambda index, query: answers.search(index, query["q"]),
     }
 
-    def answered(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
+    def endpoint_of(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
         """Return an endpoint that sends the result of `answer`. Starlette runs it in a thread."""
 
         def endpoint(request: Request) -> Response:
@@ -84,7 +84,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
         Route("/runs", lambda _: _json(list(names))),
         Route("/export", export, methods=["POST"]),
-        *(Route(f"/{name}", answered(answer)) for name, answer in questions.items()),
+        *(Route(f"/{name}", endpoint_of(answer)) for name, answer in questions.items()),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     wrong = Route("/{path:path}", lambda _: PlainTextResponse(_WRONG_KEY, status_code=404))

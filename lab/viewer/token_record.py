@@ -105,27 +105,27 @@ def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
 def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token has no gradient, or None if it has a gradient or none was recorded.
 
-    `flagged` names the loss's nonzero metrics of the token. `options` are the loss's numbers.
+    `flagged` names the token's nonzero loss metrics. `options` are the loss's numeric options.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
         return None
     advantage, ratio = token.get("advantage"), token.get("ratio")
     if token.get("weight") == 0:
-        return "its weight in the objective is 0"
+        return "the token's weight in the objective is 0"
     if token.get("correction") == 0:
-        return "the correction for the server's logprobs dropped it (correction 0)"
+        return "the correction for the server's logprobs dropped the token (correction 0)"
     if token.get("kept") == 0:
-        return "it did not reach the objective"
+        return "the token's weight * correction is 0"
     if advantage == 0:
-        return "advantage 0: its rollout is as good as its group"
+        return "advantage 0: the rollout is as good as its group"
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
         bounds = ", ".join(f"{k}={v:g}" for k, v in options.items() if "clip" in k)
         why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
         return f"{why}; loss: {bounds})" if bounds else f"{why})"
-    return "the objective does not change with its probability"
+    return "the objective does not change with the token's probability"
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
@@ -149,7 +149,7 @@ def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
             return _loaded(path), ""
-    return None, "ids instead of text, because the run's tokenizer is missing"
+    return None, "token ids instead of text, because the run's tokenizer is missing"
 
 
 @lru_cache(maxsize=8)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.report.arms import arms_of, short
+from lab.report.arms import arms_of, short_labels
 from lab.report.run import Run
 
 
@@ -22,7 +22,7 @@ def run(name, *overrides, commit="", **config) -> Run:
     ],
 )  # fmt: skip
 def test_the_name_of_an_arm_is_as_short_as_the_others_allow(labels, names):
-    assert short(labels) == names
+    assert short_labels(labels) == names
 
 
 def test_a_setting_that_a_later_commit_added_makes_no_new_arm():

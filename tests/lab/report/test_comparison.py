@@ -112,7 +112,7 @@ def test_without_evaluations_the_training_reward_counts_and_the_report_says_so()
     assert result(comparison, "b").difference.value == pytest.approx(0.2)
     assert result(comparison, "b").decision == "better"
     assert "by the training reward of the last 10 steps, 3 seeds each" in conclusion(comparison)
-    assert "measured on other examples" in comparison.notes[0]
+    assert "measured on different examples" in comparison.notes[0]
 
 
 def test_the_training_reward_is_that_of_the_last_steps():

@@ -29,14 +29,14 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
     [
         ({"grad": -0.01}, ["clip_fraction"], None),
         ({"grad": math.nan}, [], None),
-        ({"weight": 0.0}, ["clip_fraction"], "its weight in the objective is 0"),
+        ({"weight": 0.0}, ["clip_fraction"], "the token's weight in the objective is 0"),
         (
             {"correction": 0.0},
             [],
-            "the correction for the server's logprobs dropped it (correction 0)",
+            "the correction for the server's logprobs dropped the token (correction 0)",
         ),
-        ({"kept": 0.0}, [], "it did not reach the objective"),
-        ({"advantage": 0.0}, [], "advantage 0: its rollout is as good as its group"),
+        ({"kept": 0.0}, [], "the token's weight * correction is 0"),
+        ({"advantage": 0.0}, [], "advantage 0: the rollout is as good as its group"),
         (
             {},
             ["clip_fraction", "clip_fraction_high"],
@@ -49,7 +49,7 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
             "ratio 0.50 and A < 0: clipped (clip_fraction; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
-        ({}, ["trust"], "the objective does not change with its probability"),
+        ({}, ["trust"], "the objective does not change with the token's probability"),
     ],
 )
 def test_why_a_token_has_no_gradient(changes, flagged, reason):
@@ -113,7 +113,7 @@ def test_a_missing_record_is_reported(run: RunFolder, tmp_path: Path):
         path.unlink()
     (tmp_path / "run" / "model.txt").write_text("/nowhere\n\n")
     answer = read(moved, "000000.0")
-    assert f"{NOT_TRAINED}; ids instead of text" in answer["why"]
+    assert f"{NOT_TRAINED}; token ids instead of text" in answer["why"]
     assert answer["rows"][0]["pieces"][0] == f"{answer['rows'][0]['ids'][0]} "
 
 
