@@ -47,7 +47,7 @@ class LocalCluster:
     @contextmanager
     def hosts(
         self,
-        run_folder: RunFolder,  # noqa: ARG002 other clusters check that every host sees it
+        run_folder: RunFolder,  # noqa: ARG002 other clusters check that every host sees the folder
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:

@@ -28,7 +28,7 @@ class RayProcess:
     @property
     def returncode(self) -> int | None:
         """The exit status in the node's latest report; None while the process runs."""
-        self._host.look()
+        self._host.update_returncodes()
         if self._host.lost:
             return _LOST
         return self._host.returncodes.get(self._number)
@@ -76,7 +76,7 @@ class RayHost:
         """Return a TCP port that is free at the time of the call."""
         return self.call("free_port", self.address)
 
-    def look(self) -> None:
+    def update_returncodes(self) -> None:
         """Update the exit statuses without waiting, because the network may be slow."""
         if self.lost:
             return

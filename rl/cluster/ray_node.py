@@ -21,7 +21,7 @@ _NEW_FILE_TIMEOUT_S = 10.0  # the longest delay until a network file system show
 
 
 class RayNode:
-    """A Ray actor that starts processes on its node. Ray calls it only in the main thread."""
+    """A Ray actor that starts processes on its node. All methods run in the main thread."""
 
     def __init__(self) -> None:
         # Not in the run folder, because vLLM's sockets need a local file system.

@@ -1,10 +1,9 @@
 """Child processes that never outlive the supervisor.
 
 Each child has its own process group and log file. Three mechanisms end children. The context
-manager sends TERM and later KILL to the group. The kernel sends the parent-death signal. The reaper
-is a small process that reads from a pipe. When the supervisor dies, the pipe closes, and the reaper
-ends every registered group. vLLM needs the reaper, because its workers survive a KILL of their
-parent.
+manager of a child sends TERM and later KILL to its group. If the supervisor dies, the kernel kills
+each child (parent-death signal), but not the child's own children, such as vLLM's workers. The
+reaper is a small process that ends these groups when its pipe from the supervisor closes.
 """
 
 import ctypes
@@ -36,7 +35,7 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Prepare the child between fork and exec. This code must not acquire locks."""
+    """Let this forked child die with its parent. Before exec, code must not acquire locks."""
     # Ignore USR2, because a scheduler sends it to warn the supervisor, but it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The kernel sends KILL when the forking thread ends, so fork only in the main thread.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-_MOST_FILES = 65_536  # upper bound of the limit of open files; kernel tables grow with it
+_MOST_FILES = 65_536  # upper bound of the limit of open files, because kernel tables grow with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ def _memory(
     system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
     """Return the total and the free bytes of memory, limited by the machine and by the cgroup."""
-    total = {key: int(value) << 10 for key, value in _numbers(system).items()}
+    total = {key: int(value) << 10 for key, value in _read_numbers(system).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
         # The page cache is reclaimable, so it counts as free.
-        files = _numbers(group / "memory.stat").get("inactive_file", 0)
+        files = _read_numbers(group / "memory.stat").get("inactive_file", 0)
         both.append((int(limit), int(limit) - int(used) + files))
     known = [(size, free) for size, free in both if size is not None and free is not None]
     if not known:
@@ -66,7 +66,7 @@ def _memory(
     return min(size for size, _ in known), min(free for _, free in known)
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _read_numbers(path: Path) -> dict[str, int]:
     """Parse a file whose lines are `name number` into a dictionary."""
     lines = [line.split() for line in _read(path).splitlines()]
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}

@@ -17,7 +17,7 @@ from rl.runtime.network import Address
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The content of an endpoint file: the address of one start of a server.
+    """The content of an endpoint file: the address of a server since its latest start.
 
     Attributes:
         incarnation: number of restarts before this start.
@@ -37,7 +37,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
-        """Read the endpoint file of a server; return None if the server does not listen yet."""
+        """Read the endpoint file of a server; return None if the file does not exist yet."""
         try:
             content = json.loads(run_folder.endpoint_of(process).read_text())
         except FileNotFoundError:

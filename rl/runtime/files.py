@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-_DEEPEST = 64  # maximum nesting; json.dumps alone is limited by Python's stack
+_DEEPEST = 64  # maximum nesting of values; json.dumps fails if Python's stack is full
 _LONGEST_INT = 4300  # maximum digits; Python does not convert longer integers to text
 
 
@@ -97,12 +97,12 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, dict | list | tuple) and depth < _DEEPEST:
         if isinstance(value, dict):
-            return {_shown(key): plain(item, depth + 1) for key, item in value.items()}
+            return {_text_of(key): plain(item, depth + 1) for key, item in value.items()}
         return [plain(item, depth + 1) for item in value]
-    return _shown(value)
+    return _text_of(value)
 
 
-def _shown(value: Any) -> str:
+def _text_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:

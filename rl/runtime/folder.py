@@ -37,7 +37,7 @@ class RunFolder:
     dropped_rollouts = Inside("rollouts.dropped")  # rollouts of steps that a resumed run repeats
     tokens = Inside("tokens")  # values per token (token_files.py)
     evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per version
-    evaluated = Inside("rollouts.jsonl")  # the rollouts of `python evaluate.py`
+    evaluated = Inside("rollouts.jsonl")  # rollouts of evaluate.py or optimize_prompt.py
     checkpoints = Inside("checkpoints")  # one folder per complete checkpoint
     built_model = Inside("model")  # the initial model, if the run builds it
     warm_start = Inside("warm-start")  # run folder of the warm start; deleted afterwards
@@ -148,13 +148,13 @@ class RunFolder:
         The files that a failed start leaves are not results, so another start may replace them.
         """
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes no metrics
-        was_searched = self.evaluated.is_file()  # optimize_prompt.py writes no metrics
+        was_evaluated = (self.path / "summary.json").is_file()  # the result of evaluate.py
+        was_searched = self.evaluated.is_file()  # the rollouts of optimize_prompt.py
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 
     def complete_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first. Incomplete names begin with a dot."""
+        """Return the complete checkpoints, oldest first. A leading dot marks an incomplete one."""
         return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
 
     def num_saved_steps(self) -> int:
@@ -190,7 +190,7 @@ def step_of(path: Path) -> int:
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
     """Move the rollouts of steps >= `step` aside; delete the steps' tokens and evaluations."""
-    for path in _later(run_folder.rollouts, step):
+    for path in _files_from(run_folder.rollouts, step):
         # Append, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name
         dropped.parent.mkdir(exist_ok=True)
@@ -199,11 +199,11 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         path.unlink()
     # A resumed run repeats these evaluations. If the run ends earlier, an old evaluation would
     # be mistaken for the run's result.
-    for path in [*_later(run_folder.tokens, step), *_later(run_folder.evaluations, step)]:
+    for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 
 
-def _later(folder: Path, step: int) -> list[Path]:
+def _files_from(folder: Path, step: int) -> list[Path]:
     """Return the files with numbers >= `step`, including incomplete files."""
     patterns = ("step", ".step", "version", ".version")
     numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]

@@ -74,7 +74,7 @@ class Address:
 def bind_collectives(interface: str | None) -> None:
     """Bind gloo and NCCL of this process to a network interface, if one is given.
 
-    Both libraries have no authentication, so the interface should be private.
+    Neither library authenticates its peers, so the network of the interface should be private.
     """
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}

@@ -11,7 +11,7 @@ _TEMPORARY = "offbyone-sockets-"
 
 
 class InsideTarget(Inside):
-    """A file in a link's target, because the path of a Unix socket must be short."""
+    """A descriptor like Inside that resolves links, because a socket's path must be short."""
 
     def __get__(self, owner: "PrivateFolder", _: type) -> Path:
         return owner.path.resolve() / self.name

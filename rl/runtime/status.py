@@ -1,7 +1,8 @@
 """Status files: the current activity of each process, as a small JSON file in <run>/status.
 
 Each process writes its own status, and the supervisor's screen reads all statuses. The text before
-the first ": " is the phase. The text after it is progress, which does not restart the timer:
+the first ": " is the phase. The text after it is the progress. New progress does not restart the
+timer of the phase:
 
     status.set("waiting for batch 12: 40 of 64 rollouts")
 """
@@ -106,7 +107,7 @@ def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
 
 
 def training_is_done(run_folder: RunFolder) -> bool:
-    """Return whether the phase of rank 0 is "done", also after an early end with a checkpoint."""
+    """Return whether rank 0 is "done", which includes an early end with a checkpoint."""
     trainer = read_statuses(run_folder).get("trainer.rank0")
     return trainer is not None and trainer.phase == "done"
 

@@ -38,7 +38,7 @@ class Stopped(SystemExit):
 class StopRequest:
     """The supervisor's signal handler.
 
-    A signal interrupts the run like Ctrl-C. If `waits` is set, the first one only sets `asked`.
+    A signal interrupts the run like Ctrl-C. If `waits` is set, the first signal only sets `asked`.
     """
 
     def __init__(self) -> None:

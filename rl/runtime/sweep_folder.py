@@ -4,7 +4,7 @@
              jobs/00003.json   a job's overrides, run folder and result, written by its process
              logs/00003.log    a job's output, if each job runs in a separate process
 
-The overrides identify a job, so the same command finds the job's record under any number.
+The overrides identify a job, so a repeated command finds the job's record, whatever its number.
 """
 
 import json

@@ -33,9 +33,9 @@ from rl.runtime.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-# Nearly every value is different, so byte splitting compresses them and a dictionary does not.
+# Values of these columns rarely repeat, so byte splitting compresses better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # from format 1 to current names
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # format 1: current name
 
 
 @dataclass(frozen=True, eq=False)

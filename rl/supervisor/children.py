@@ -31,7 +31,7 @@ from rl.supervisor.replicas import Replicas
 _TICK_S = 0.25
 _LOSS_TIMEOUT_S = 5.0  # longest delay until the loss of a host is detected
 _FULL_BYTES = 1 << 16  # a disk with less free space counts as full
-_KERNELS_KEPT = "64"  # per cache; enough for a micro-batch, because all layers share kernels
+_KERNELS_KEPT = "64"  # kernels per oneDNN cache; enough for a micro-batch: layers share kernels
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -126,21 +126,21 @@ class Children:
         trainers = self._trainers()
         while True:
             tick()
-            begun = self._has_begun()
+            begun = self._first_batch_has_begun()
             if stop.asked:  # check this first, because the signal may also have ended processes
                 self._ask_to_stop()
             # Ignore the stop file before the first batch, because there is nothing to save yet.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_reported()  # a failure may have made the ranks save and end
+                self._raise_reported()  # the ranks may have ended because another process failed
                 return
             if self._replicas:  # check vLLM first, because the other processes fail when vLLM does
-                gone = self._replicas.look(may_restart=begun and not asked)
+                gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._all_is_saved(tick) and asked:
-                            return  # a scheduler that signals every process also ends vLLM
+                            return  # no error: a scheduler that signals all processes ends vLLM too
                         self._raise_reported("trainer")  # report a failed save before vLLM's end
                     self._fail_with_log(*gone)
             # Ranks may end one after another with status 0. Any other end comes too early.
@@ -154,14 +154,14 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Request a checkpoint and the end of the run. Interrupt a run without a first batch."""
-        if not self._has_begun():
+        """Request a checkpoint and the end of the run; interrupt it if no batch has begun."""
+        if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
             self._run_folder.stop_request.touch()
             say(STOPPING)
 
-    def _has_begun(self) -> bool:
+    def _first_batch_has_begun(self) -> bool:
         """Return whether the first batch has begun, so that the trainer may have a step to save."""
         if not self._begun:  # keep True, because the status changes later
             rollouts = read_statuses(self._run_folder).get("rollouts")
@@ -222,10 +222,10 @@ class Children:
 def _cpu_environment(place: Place) -> dict[str, str]:
     """Return the environment variables of a rank on a CPU, or {} on a GPU.
 
-    DeepSpeed does not detect CPUs. Threads that spin while they wait make a step up to ten times
-    slower as soon as another process needs a core. oneDNN caches a kernel for each matrix shape, up
-    to 1,024 kernels in two caches. Each micro-batch has a different number of completion tokens, so
-    the caches would keep more than a GiB of kernels that are hardly ever reused.
+    DeepSpeed does not detect CPUs, so DS_ACCELERATOR is set. OMP_WAIT_POLICY prevents that
+    waiting threads spin: spinning makes a step up to ten times slower if another process needs a
+    core. The other variables limit oneDNN's caches of one kernel per matrix shape. Shapes vary with
+    the number of completion tokens, so large caches keep over a GiB of hardly reused kernels.
     """
     if place.devices:
         return {}

@@ -31,26 +31,26 @@ StartReplica = Callable[[Replica], Process | None]  # returns None for an extern
 
 
 @dataclass(eq=False)
-class Watched:
+class WatchedReplica:
     """One vLLM server and its observed state."""
 
     replica: Replica
     status: Status
     child: Process | None = None
     ready: bool = False
-    began: float = 0.0  # start time in monotonic seconds
-    checked: float = 0.0  # time of the last answer in monotonic seconds
+    started: float = 0.0  # start time in monotonic seconds
+    answered_at: float = 0.0  # time of the last answer in monotonic seconds
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     @property
     def dies_too_often(self) -> bool:
-        """Whether the last ends are so close together that another restart is useless."""
+        """Whether the server ended so often in recent steps that another restart is useless."""
         deaths = self.death_steps
         return len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
-    """All vLLM servers of one run: starts, checks and restarts them."""
+    """The vLLM servers of one run, with methods that start, check and restart them."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Replicas:
             num_steps: function that returns the number of finished steps.
             why_unusable: function that returns why a working server is unusable, else None.
         """
-        self._all = [Watched(one, Status(run_folder, one.name)) for one in replicas]
+        self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
         self._why_unusable = why_unusable
@@ -84,9 +84,9 @@ class Replicas:
         for one in self._all:
             self._start(one)
 
-    def _start(self, one: Watched) -> None:
+    def _start(self, one: WatchedReplica) -> None:
         replica = one.replica
-        one.ready, one.began = False, time.monotonic()
+        one.ready, one.started = False, time.monotonic()
         one.child = self._start_child(replica)
         again = ", again" if replica.incarnation else ""
         starting = f"starting vLLM{again} ({replica.log})"
@@ -98,8 +98,8 @@ class Replicas:
         endpoint = Endpoint(replica.address, replica.incarnation, pid)
         endpoint.write(self._run_folder, replica.name)
 
-    def look(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart ended servers; return name and cause if the end of a server must end the run."""
+    def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
+        """Restart ended servers. If an end must end the run, return the server's name and cause."""
         seen = [(one, self._cause_of_end(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
         # Decide before any restart, because a restart takes seconds and the ranks wait for vLLM.
@@ -114,7 +114,7 @@ class Replicas:
             self._restart(one, what)
         return None
 
-    def _restart(self, one: Watched, what: str) -> None:
+    def _restart(self, one: WatchedReplica, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
         go_on = f"{others} others continue" if others > 1 else "the other one continues"
         again = "the server is restarted" if one.child is not None else "the server may come back"
@@ -132,7 +132,7 @@ class Replicas:
             self._publish(one.replica, 0)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
-    def _cause_of_end(self, one: Watched) -> str | None:
+    def _cause_of_end(self, one: WatchedReplica) -> str | None:
         """Return why a server counts as ended, else None. Check its health every few seconds."""
         if one.child is not None and one.child.returncode is not None:
             # The engine may survive its server and keep the socket open, so a push would hang.
@@ -143,33 +143,33 @@ class Replicas:
         if asked is not None:
             return f"was given up: {asked}"
         now = time.monotonic()
-        if one.ready and now - one.checked < _HEALTH_EVERY_S:
+        if one.ready and now - one.answered_at < _HEALTH_EVERY_S:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
                 # A restarted server may not have all routes yet, so check again later.
-                again = one.replica.incarnation > 0 and now - one.began < _SILENT_S
+                again = one.replica.incarnation > 0 and now - one.started < _SILENT_S
                 return None if again else problem
-            one.ready, one.checked = True, now
+            one.ready, one.answered_at = True, now
             one.status.set("serving")
         elif not one.ready:
-            return self._startup_failure(one) if now - one.began > self._startup_timeout else None
+            return self._startup_failure(one) if now - one.started > self._startup_timeout else None
         elif refuses_connections(one.replica):
-            # The engine has died, and the server waits forever for open requests.
+            # The engine has died, but its server would wait forever for open requests, so kill it.
             if one.child is None:
                 return "accepts no connections any more"
             with suppress(HostLost):
-                one.child.kill()  # the next call of `look` detects the end
-        elif now - one.checked > self._tolerated_silence(one):
+                one.child.kill()  # the next call of `check_and_restart` detects the end
+        elif now - one.answered_at > self._tolerated_silence(one):
             return "has stopped answering"
         return None
 
-    def _startup_failure(self, one: Watched) -> str:
+    def _startup_failure(self, one: WatchedReplica) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
         if one.child is not None:
             return f"did not answer within {limit}"
         return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
 
-    def _tolerated_silence(self, one: Watched) -> float:
+    def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
         return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout

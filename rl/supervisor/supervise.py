@@ -80,14 +80,14 @@ def supervise(
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # a constructor may reject values that its types allow
+    construct(run, CONSTRUCTED)  # constructors check more than the types of the values
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
         return _complete_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder since.
+        # Check again under the lock, because another run may have used the folder since `resolve`.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
         # Delete the files of an earlier start without steps. All other files belong to the user.
@@ -102,7 +102,7 @@ def supervise(
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
                 run_folder.overrides.write_text(text)
                 model = model_of(run_folder, lambda: launch.prepared(run, compose))
-                _say_repeated_steps(run_folder)
+                _print_repeated_steps(run_folder)
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
@@ -160,7 +160,7 @@ def reporting_full_disk() -> Iterator[None]:
         raise RunFailed(f"{error}: free disk space there first") from error
 
 
-def _say_repeated_steps(run_folder: RunFolder) -> None:
+def _print_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
@@ -238,7 +238,7 @@ class _Launch:
 
                 def tick() -> None:
                     screen.update()
-                    self.limit.look(stop)
+                    self.limit.request_stop_if_due(stop)
 
                 try:
                     children.watch(tick, stop)

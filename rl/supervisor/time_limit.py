@@ -17,27 +17,27 @@ _RECENT_STEPS = 20  # steps in the estimate; older ones may include compilation
 _MARGIN = 1.25
 _ENDING_S = 5.0  # seconds until every process has noticed the stop and ended
 _CHECKPOINT_S = 30.0  # assumed duration before the first checkpoint
-_NO_CHECKPOINT_S = 0.01  # a step that writes no checkpoint has a shorter checkpoint phase
+_NO_CHECKPOINT_S = 0.01  # a step whose time/checkpoint is shorter wrote no checkpoint
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks
 
 
 class TimeLimit:
-    """The time limit of a run, which requests its end shortly before max_time; None: no limit."""
+    """A timer that requests the end of a run shortly before max_time; None means no limit."""
 
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
         """Start the timer."""
         self.is_over, self._max_time = False, max_time
-        self._began, self._looked = time.time(), float("-inf")
+        self._began, self._last_check = time.time(), float("-inf")
         self._seconds = float("inf") if max_time is None else seconds_of(max_time)
         self._tail = MetricsTail(run_folder)
         self._rows: list[Row] = []
 
-    def look(self, stop: StopRequest) -> None:
+    def request_stop_if_due(self, stop: StopRequest) -> None:
         """Request the run's end when little time is left. Raise RunFailed if no step was done."""
         now = time.time()
-        if self._max_time is None or self.is_over or now - self._looked < _CHECK_INTERVAL_S:
+        if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
-        self._looked = now
+        self._last_check = now
         self._rows += [row for row in self._tail.read() if row["time"] >= self._began]
         left = self._began + self._seconds - now
         if self._rows and left < seconds_to_save(self._rows):

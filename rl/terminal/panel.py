@@ -56,7 +56,7 @@ class RunView:
     statuses: dict[str, ProcessStatus] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add a line of metrics. A repeated step first removes the lines from that step on.
+        """Add a line of metrics. If its step is repeated, remove the lines from that step on first.
 
         Each line inherits the results of the latest evaluation. If the last evaluation has its own
         line, that line is merged into the line of the last step.
@@ -120,7 +120,7 @@ def reward_chart(view: RunView) -> RenderableType:
         labels, values = f"{labels}\nevaluation", [*values, evaluated]
     numbers = Text("\n".join(number(value) for value in values))
     numbers.stylize("bold", 0, numbers.plain.index("\n"))
-    return beside(Text(labels), numbers, Chart(rewards, rows=3))
+    return side_by_side(Text(labels), numbers, Chart(rewards, rows=3))
 
 
 def statistics(row: Row) -> RenderableType:
@@ -141,7 +141,7 @@ def times_per_step(rows: list[Row]) -> RenderableType:
     """Return a line with the mean seconds per step and the share of each activity."""
     seconds = Text(f"{sum(time_split(rows).values()):.2f} s")
     shares = Text(time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
-    return beside(Text("time per step"), seconds, shares)
+    return side_by_side(Text("time per step"), seconds, shares)
 
 
 def time_shares(rows: list[Row]) -> str:
@@ -197,7 +197,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
 
 
-def beside(label: Text, value: Text, picture: RenderableType) -> RenderableType:
+def side_by_side(label: Text, value: Text, picture: RenderableType) -> RenderableType:
     """Return a label, a value and a picture, in the same columns as the statistics."""
     table = Table.grid(expand=True, padding=(0, 2, 0, 0))
     table.add_column(width=LABEL, style="dim")

@@ -29,7 +29,7 @@ from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, tim
 
 FIRST_STEPS = 5  # number of step lines that are printed without a pause
 LINE_INTERVAL_S = 2.0  # minimum seconds between two later step lines
-LINE = (  # (label, metric, format, width) of each number in a step line
+STEP_LINE = (  # (label, metric, format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),
     ("grad norm", "train/grad_norm", "", 8),
@@ -129,7 +129,7 @@ def step_line(view: RunView, now: float) -> str:
     """Return a line about the newest step, without metrics that the run does not record."""
     row, width = view.rows[-1], len(str(view.max_steps))
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
-    for label, name, spec, size in LINE:
+    for label, name, spec, size in STEP_LINE:
         if row.get(name) is not None and (row[name] or name not in ALARMS):
             parts.append(f"{label} {number(row[name], spec):>{size}}")
     return "  ".join([*parts, view.times(now)])

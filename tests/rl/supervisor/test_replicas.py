@@ -59,7 +59,7 @@ class Fleet:
         return self.processes[name]
 
     def look(self, *, may_restart: bool = True) -> tuple[str, str] | None:
-        return self.replicas.look(may_restart=may_restart)
+        return self.replicas.check_and_restart(may_restart=may_restart)
 
     def incarnations(self) -> list[int]:
         return [Endpoint.read(self.folder, name).incarnation for name in NAMES]

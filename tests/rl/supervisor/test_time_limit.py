@@ -66,10 +66,10 @@ def test_the_end_is_requested_when_the_remaining_time_is_needed_to_save(tmp_path
     limit = TimeLimit("10m", folder)
     before.append(1, {"time/step": 8.0, "time/checkpoint": 12.0})  # 30 s with margins
     clock.now = 1569.0
-    limit.look(stop)
+    limit.request_stop_if_due(stop)
     assert (limit.is_over, stop.asked) == (False, False)
     clock.now = 1571.0
-    limit.look(stop)
+    limit.request_stop_if_due(stop)
     assert (limit.is_over, stop.asked, stop.number) == (True, True, None)
 
 
@@ -77,13 +77,13 @@ def test_without_a_finished_step_the_run_fails_when_the_time_is_over(tmp_path, c
     folder, stop = RunFolder(tmp_path), StopRequest()
     limit = TimeLimit(60, folder)
     clock.now = 1059.0
-    limit.look(stop)
+    limit.request_stop_if_due(stop)
     assert not stop.asked
     clock.now = 1061.0
     with pytest.raises(RunFailed, match="max_time=60 was over before the end of the first step"):
-        limit.look(stop)
+        limit.request_stop_if_due(stop)
 
 
 def test_without_max_time_no_metrics_are_read(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
-    TimeLimit(None, RunFolder(tmp_path)).look(StopRequest())
+    TimeLimit(None, RunFolder(tmp_path)).request_stop_if_due(StopRequest())
