@@ -157,7 +157,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # Using up `left` takes at least as long, so check then.
+                if left > 0:  # One thread needs at least `left` seconds more.
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
