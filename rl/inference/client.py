@@ -26,7 +26,7 @@ T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
 _KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
-_MAX_FAILURES = 32  # consecutive requests that failed after all their retries
+_MAX_FAILURES = 32  # number of consecutive requests that failed after all their retries
 _CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 
 
@@ -54,7 +54,7 @@ class VLLMClient:
     ) -> None:
         """`model`: the policy's name in vLLM; `timeout`: seconds to wait for data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        self.salt = uuid4().hex[:8]  # unique to this run, because an external server may outlive it
+        self.salt = uuid4().hex[:8]  # unique: an external server may cache an earlier run's blocks
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class VLLMClient:
             try:
                 answer = await self._post(route, path, body, read)
             except AttemptFailed as failure:
-                if await self._is_lost(route, failure):
+                if await self._lose_if_gone(route, failure):
                     continue
                 if failure.retryable and attempt < _RETRIES:
                     self._tally.num_retried += 1
@@ -113,8 +113,8 @@ class VLLMClient:
         if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails, others answer
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
-    async def _is_lost(self, route: Route, failure: AttemptFailed) -> bool:
-        """Return whether the replica is lost and another replica can answer the request."""
+    async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
+        """Exclude a replica that has ended; return whether another one can answer the request."""
         if route.lost:
             return True
         if not failure.unanswered or len(self._router.routes) == 1:
@@ -165,7 +165,7 @@ class VLLMClient:
         """Return the HTTP session of a replica; the first request creates it."""
         if route not in self._sessions:
             replica = route.replica
-            # Use half of the allowed open files, because environments also open files.
+            # Use half of the allowed open files, because RL environments also open files.
             limit = max(open_files() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (

@@ -31,7 +31,7 @@ class Replica:
 
 
 def refuses_connections(replica: Replica) -> bool:
-    """Return whether the replica refuses connections; a busy one accepts, an ended one refuses."""
+    """Return whether the replica refuses connections; an ended one does, a busy one does not."""
     try:
         replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):

@@ -198,18 +198,18 @@ def prefix_cache(replica: Replica) -> PrefixCache | None:
 
 
 def wait_until_healthy(
-    replica: Replica, timeout: float, look: Callable[[], None] = lambda: None
+    replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
 ) -> None:
     """Block until vLLM answers, at most `timeout` seconds.
 
     Args:
         replica: the vLLM to wait for.
         timeout: seconds (inference.startup_timeout).
-        look: called between two attempts; raises if vLLM can no longer start.
+        check: called between two attempts; raises if vLLM can no longer start.
     """
     deadline = time.monotonic() + timeout
     while not healthy(replica):
-        look()
+        check()
         if time.monotonic() > deadline:
             raise RunFailed(
                 f"vLLM did not answer within inference.startup_timeout={timeout:g} s; "

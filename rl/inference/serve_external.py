@@ -20,8 +20,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 
-def process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a vLLM that a run accepts."""
+def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
+    """Return command line and environment variables of a vLLM usable with inference=external."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -53,10 +53,10 @@ def required_key(run_folder: RunFolder) -> str:
 
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
-    command, env = process(run_folder, address)
+    command, env = server_process(run_folder, address)
     del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # a file in memory, so that no key stays on the disk
+        key_file = os.memfd_create("key", 0)  # anonymous file in memory: the key stays off disks
         os.write(key_file, required_key(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -61,7 +61,7 @@ class ServedPolicy:
 
     dtype: str
     max_seq_len: int  # tokens of the longest row that vLLM must accept
-    seed: int  # seed of the sampling; all replicas without a seed sample the same tokens
+    seed: int  # seed of the sampling; with equal seeds, replicas would sample the same tokens
     # limits of the pushed adapter; None if whole weights are pushed
     adapter: AdapterLimits | None = None
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
@@ -128,7 +128,7 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment; `key_file` holds the key if vLLM listens on a TCP port."""
+        """Return vLLM's environment variables; `key_file` is None unless vLLM has a TCP port."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             "VLLM_SERVER_DEV_MODE": "1",  # adds the routes that pause, load weights and resume
@@ -166,7 +166,7 @@ def vllm_process(
     policy: ServedPolicy,
     place: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a vLLM for the model of a run folder.
+    """Return the command line and the environment variables of a vLLM for a run folder's model.
 
     Args:
         server: the settings of vLLM.
@@ -206,7 +206,7 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment of a replica; `place` is as in vllm_process."""
+    """Return a replica's command line and environment variables; `place` is as in vllm_process."""
     # Each replica and each restart uses another seed, so that samples are not repeated.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)

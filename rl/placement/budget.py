@@ -65,7 +65,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
         return run
     if not plan.inference[0].devices:
         return run.changed({"inference.cpu_kv_cache_gib": _cache_gib(run, shape)})
-    if share := _share(run, plan, shape, hosts):
+    if share := _vllm_share(run, plan, shape, hosts):
         args = {"gpu_memory_utilization": share, **run.inference.args}
         return run.changed({"inference.args": args})
     return run
@@ -122,7 +122,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
     return chosen
 
 
-def _share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
+def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
     """Return the share of a GPU that vLLM may use, or None if no rank uses the same GPU."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None

@@ -28,13 +28,13 @@ Bytes = dict[str, float]  # purpose -> bytes
 _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels, for a rank on a CPU
 _CUDA_RUNTIME = 1.0 * GIB  # CUDA context and NCCL buffers, in GPU memory
 _CUDA_HOST = 3.0 * GIB  # CUDA's libraries take this much host memory
-_SHORT = 512  # tokens; longer rows use half-precision attention (rl/model/loading.py)
+_FLOAT32_ATTENTION_LEN = 512  # tokens; longer rows use half precision (rl/model/loading.py)
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors on the activations for allocator waste
 
 _VLLM_RUNTIME = 1.2 * GIB  # two processes on a CPU; their shared libraries count once
-# each tensor-parallel worker, which is not forked
+# each tensor-parallel worker, which vLLM spawns instead of forking
 _VLLM_PER_WORKER = 0.6 * GIB
-# Factor: a push on a CPU leaves copies, one for the kernels and one that the allocator keeps.
+# Factor on the weights: a push on a CPU leaves copies, for the kernels and in the allocator.
 _VLLM_WEIGHTS_ON_CPU = 1.3
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB
@@ -188,7 +188,7 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     }[half, frozen]
     widths = (shape.hidden, shape.inner, shape.query, shape.key)
     layer = sum(c * w for c, w in zip(coefficients, widths, strict=True))
-    if half and not on_gpu and run.max_seq_len <= _SHORT:  # float32 attention
+    if half and not on_gpu and run.max_seq_len <= _FLOAT32_ATTENTION_LEN:
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank

@@ -9,7 +9,7 @@ from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-_SHOWN = 0.05 * GIB  # the page omits smaller terms
+_MIN_SHOWN = 0.05 * GIB  # the page omits smaller terms
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
@@ -27,7 +27,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
     else:
         entries = [(process.name, process.place, process.need) for process in processes]
     lines = [("", "runs on", "GiB", "at its peak")]
-    for (name, host, where, size), group in groupby(entries, _kind):
+    for (name, host, where, size), group in groupby(entries, _line_key):
         places = [place for _, place, _ in group]
         devices = " ".join(device for place in places for device in place.devices)
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
@@ -41,7 +41,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
     return "\n".join([*text, *_notes(plan, processes or (), hosts)])
 
 
-def _kind(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[str, str]]:
+def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[str, str]]:
     """Return the values that all processes on one line share: name, host, threads, memory."""
     name, place, need = entry
     threads = place.threads or 0
@@ -49,7 +49,7 @@ def _kind(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[s
     if need is None:
         return name, place.host, where, ("?", "")
     terms = sorted((need.device or need.host).items(), key=lambda item: -item[1])
-    text = ", ".join(f"{purpose} {gib(value)}" for purpose, value in terms if value >= _SHOWN)
+    text = ", ".join(f"{purpose} {gib(value)}" for purpose, value in terms if value >= _MIN_SHOWN)
     return name, place.host, where, (gib(need.on_device or need.on_host), text)
 
 

@@ -4,8 +4,8 @@
     one GPU              trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
     no GPU               trainer and vLLM share the CPU cores: each uses all cores but one
 
-The result depends only on the arguments. Counts that are null follow the devices: half of the GPUs
-train, and vLLM uses the other half.
+The result depends only on the arguments. If trainer.ranks and inference.replicas are null, half of
+the GPUs train, and vLLM uses the other half.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,7 +77,7 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
         ConfigError: the processes do not fit; the message names the options to change.
     """
     if any(host.devices for host in hosts):
-        return _on_devices(run, hosts)
+        return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
         if (names := _names(node.devices)) is not None:
             _refuse(
@@ -85,14 +85,14 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
                 "compute on the CPU (nvidia-smi -L lists the driver's GPUs, "
                 "CUDA_VISIBLE_DEVICES hides GPUs)"
             )
-    return _on_cores(run, hosts)
+    return _place_on_cores(run, hosts)
 
 
 def _names(devices: Sequence[int | str] | None) -> list[str] | None:
     return None if devices is None else [str(device) for device in devices]
 
 
-def _on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
+def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     """Place replicas on the hosts from last to first, and ranks on the hosts from first to last."""
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
@@ -127,7 +127,7 @@ def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[
     return tuple(places)
 
 
-def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
+def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     known = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
     to_train, to_sample = _split_gpus(run, known)
     # With more ranks than batch_size, some rank would have no rollout to train on.
@@ -149,10 +149,10 @@ def _on_devices(run: Run, hosts: Sequence[Host]) -> Plan:
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     """Return the GPUs for training and the GPUs for sampling, by default half each."""
-    train = _named("trainer", _names(run.trainer.devices), known)
+    train = _find_gpus("trainer", _names(run.trainer.devices), known)
     if not run.starts_vllm:
         return train or known, []
-    sample = _named("inference", _names(run.inference.devices), known)
+    sample = _find_gpus("inference", _names(run.inference.devices), known)
     if train is None and sample is None:
         return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
@@ -210,7 +210,7 @@ def _groups(devices: Sequence[Device], size: int) -> Iterator[list[Device]]:
             yield local[begin : begin + size]
 
 
-def _named(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
+def _find_gpus(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
     """Return the GPUs with these names on all hosts; raise ConfigError for an unknown name."""
     if names is None:
         return None

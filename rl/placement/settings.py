@@ -7,8 +7,8 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# A CPU has no CUDA graphs, and vLLM's default there is 128 sequences. On a GPU vLLM's own defaults
-# are suitable.
+# vLLM has no CUDA graphs on a CPU, and samples at most 128 sequences in parallel there by default.
+# On a GPU vLLM's own defaults are suitable.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. An unsplit prompt also has the same rounding in every request.
@@ -27,7 +27,7 @@ def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
     """Return the inference config with the vLLM flags that suit the devices and the sampler."""
-    # the run uses a server that it does not start
+    # Without `args` the run uses external servers, whose flags it cannot set.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
     given = {key: value for key, value in inference["args"].items() if value is not None}

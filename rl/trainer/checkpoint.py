@@ -53,10 +53,10 @@ def save_checkpoint(
             state = {"step": step, "rollouts": rollouts}
             run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
-                _delete(final)
+                _delete_checkpoint(final)
             publish(temporary, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
-            _delete(old)
+            _delete_checkpoint(old)
     dist.barrier()  # no rank continues before the checkpoint has its final name
     return final
 
@@ -69,7 +69,7 @@ def _reporting_full_disk(temporary: Path, step: int, run_folder: RunFolder) -> I
     except RunFailed:
         raise
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
-        _clear(temporary)  # the error message needs disk space, too
+        _delete_incomplete(temporary)  # writing the error report needs disk space, too
         free = shutil.disk_usage(run_folder.path).free / 2**20
         raise RunFailed(
             f"the checkpoint of step {step} could not be written ({error}); without it "
@@ -78,14 +78,14 @@ def _reporting_full_disk(temporary: Path, step: int, run_folder: RunFolder) -> I
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Write a folder to disk before renaming it, so that a crash never leaves a partial folder."""
+    """Flush a folder to disk, then rename it to `final`, so that `final` is always complete."""
     for path in [*temporary.rglob("*"), temporary]:
-        _sync(path)
+        _flush_to_disk(path)
     temporary.rename(final)
-    _sync(final.parent)
+    _flush_to_disk(final.parent)
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -93,7 +93,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _clear(folder: Path) -> None:
+def _delete_incomplete(folder: Path) -> None:
     """Delete a folder and free its space immediately, even if the failed writer has files open."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
@@ -102,7 +102,7 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _delete(checkpoint: Path) -> None:
+def _delete_checkpoint(checkpoint: Path) -> None:
     """Delete a checkpoint; rename it first, because a partly deleted one must not look complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)

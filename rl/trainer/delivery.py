@@ -78,7 +78,7 @@ class Receivers:
 
 
 class Delivery:
-    """The push and the probe of each version, of which all ranks call the same methods."""
+    """The object that pushes and probes each version; all ranks call the same methods."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class Delivery:
         vLLM has loaded other weights: dummy weights, or after a resume those of the first start.
         """
         self._receivers.wait()
-        self._join()
+        self._include_new_replicas()
         self._pusher.push(self._policy, version, must_differ=False)
 
     def bring(self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase) -> bool:
-        """Make every vLLM sample with this version; return False if a stop ends the attempt.
+        """Make every vLLM sample with this version; return False if a stop request prevents it.
 
-        The probe compares rows of `batch`, the first micro-batch that trained the version. Its
-        metrics are added to `stats` of the step.
+        The probe compares rows of `batch`, the first micro-batch that trained the version, and its
+        metrics are added to `stats`.
 
         Raises:
             RunFailed: no vLLM has the version and no stop was requested, or the weights are wrong.
@@ -112,22 +112,22 @@ class Delivery:
 
         def push() -> None:
             with phase("push", f"pushing version {version}"):
-                self._join()
-                self._pusher.push(self._policy, version, must_differ=moved)
+                self._include_new_replicas()
+                self._pusher.push(self._policy, version, must_differ=has_changed)
 
         def probe() -> None:
             with phase("probe", f"comparing logprobs of version {version} with vLLM"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
-        # False for the NaN of a skipped step, because that step leaves the weights unchanged.
-        moved = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
+        # A skipped step changes no weight and reports NaN as its norm; NaN > 0 is False.
+        has_changed = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
         while lost := self._failure_of(push) or self._failure_of(probe):
-            match self._ranks.from_first(self._decide() if self._ranks.first else "fail"):
+            match self._ranks.from_first(self._next_action() if self._ranks.first else "fail"):
                 case "stop":
                     return False
                 case "fail":
                     raise RunFailed(lost)
-            moved = False  # the next push repeats the same weights
+            has_changed = False  # the next push repeats the same weights
         return True
 
     def updated(self) -> dict[str, int]:
@@ -145,19 +145,19 @@ class Delivery:
             lost = str(error)
         return self._ranks.from_first(lost)
 
-    def _decide(self) -> Literal["again", "stop", "fail"]:
+    def _next_action(self) -> Literal["again", "stop", "fail"]:
         """Request restarts of lost replicas; return whether to push again, stop or fail."""
         self.updated()
         deadline = time.monotonic() + _RESTART_WAIT_S
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
                 return "stop"
-            if self._join():
+            if self._include_new_replicas():
                 return "again"
             time.sleep(_POLL_S)
         return "fail"
 
-    def _join(self) -> bool:
+    def _include_new_replicas(self) -> bool:
         """Include newly started replicas in the next push; return whether there are any."""
         newcomers = self._receivers.newcomers() if self._ranks.first else []
         self._pusher.join(newcomers)

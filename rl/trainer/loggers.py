@@ -150,7 +150,7 @@ class WandbLogger(Logger):
 
 
 def _login_problem() -> str:
-    """Return why nothing can be sent to wandb, or an empty text; never wait for a typed key."""
+    """Return why wandb accepts no data, or an empty text; never wait until the user types a key."""
     import wandb
 
     try:

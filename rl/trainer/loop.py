@@ -33,7 +33,7 @@ from rl.wire import NoMoreBatches
 
 
 class TrainingRun:
-    """The state of one trainer rank during a run."""
+    """The training loop of one trainer rank, and the objects that it uses."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
@@ -49,7 +49,7 @@ class TrainingRun:
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # Collectives wait twice as long, so that the rank whose own wait failed reports first.
+        # Collectives time out last, so that the rank whose own wait failed reports its error first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
@@ -61,11 +61,11 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.num_nonfinite = 0
-        self.delivery = self._delivery()
+        self.delivery = self._build_delivery()
 
     def train(self) -> None:
         """Train until max_steps, or until the rollouts process delivers no further batch."""
-        rollouts = self._begin()
+        rollouts = self._start_sampling()
         began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, self.run.max_steps):
             with watch.phase("wait", f"waiting for batch {step}"):
@@ -78,11 +78,11 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # vLLM still has this version
+            stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets a new version
             delivered = not self.delivery or self.delivery.bring(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            if delivered:  # the probe comes first, because new prompts would delay it
+            if delivered:  # publish after the probe, because new prompts would delay it
                 self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -101,7 +101,7 @@ class TrainingRun:
             self._write(self.run.max_steps, stats)
         self._finish("done")
 
-    def _begin(self) -> RolloutsLink:
+    def _start_sampling(self) -> RolloutsLink:
         """Connect to the rollouts process, push the initial weights, and let the sampling start."""
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
@@ -117,7 +117,7 @@ class TrainingRun:
         self._publish(rollouts, self.start)
         return rollouts
 
-    def _delivery(self) -> Delivery | None:
+    def _build_delivery(self) -> Delivery | None:
         """Return the Delivery of weights to vLLM; None for demonstrations, which need no vLLM."""
         if not self.run.sampler.uses_vllm:
             return None

@@ -13,7 +13,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_REPORT_DELAY_S = 1.0  # wait so that the other process reports first; the oldest report is shown
+_REPORT_DELAY_S = 1.0  # the other process must report first, because the oldest report is shown
 
 
 class RolloutsLink:
@@ -35,7 +35,7 @@ class RolloutsLink:
                         f"the rollouts process did not listen within {timeout:g} s; "
                         "see logs/rollouts.log"
                     ) from error
-                time.sleep(0.1)  # the process listens once its environment is loaded
+                time.sleep(0.1)  # the rollouts process listens when its RL environments are loaded
             else:
                 return
 
@@ -73,7 +73,7 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Return the metrics of a version's evaluation after waiting for it; {} if none is due.
+        """Wait for a version's evaluation and return its metrics; {} if no evaluation is due.
 
         Every rank sends this request, so that no rank mistakes the wait of another for a hang.
         """

@@ -1,7 +1,7 @@
-"""Push only the LoRA matrices, which are small and exact, because vLLM has loaded the base model.
+"""Push only the LoRA matrices, because vLLM has already loaded the base model.
 
-A vLLM on the trainer's host maps the matrices from a file in memory. Any other vLLM receives them
-in the request, in base64 because vLLM's route accepts JSON, and needs no shared folder.
+A vLLM on the trainer's host maps the matrices from the trainer's memory file. Any other vLLM
+receives them in the request (base64, because the route accepts JSON) and needs no shared folder.
 
 vLLM loads an adapter from a folder. If each version were loaded that way, vLLM would read the files
 again at every step of every request. So the reader writes a folder once, vLLM loads it once, and
@@ -32,7 +32,7 @@ _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """The receiver of LoRA matrices; a folder keeps the first matrices until vLLM loads them."""
+    """The receiver of LoRA matrices, which writes the first push to a folder for vLLM to load."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class AdapterReader(Reader):
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
         """Return the matrices, mapped from the file or decoded from the request."""
-        if self._has_folder:  # vLLM has loaded the folder before the first update
+        if self._has_folder:  # vLLM has loaded the folder before, so delete it
             (self._folder / _CONFIG).unlink()
             (self._folder / _MATRICES).unlink()
             self._folder.rmdir()

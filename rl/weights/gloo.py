@@ -26,8 +26,8 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# bytes; a larger piece does not stay in the CPU cache between the kernel's two copies
-_PIECE = 1 << 24
+# larger pieces do not stay in the CPU cache between the kernel's two copies
+_PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
 
@@ -40,8 +40,8 @@ class GlooReader(Reader):
         self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
-        """Receive the broadcast; return the weights in memory that the next push overwrites."""
-        broadcast(self._group, torch.frombuffer(self._file.of_size(num_bytes), dtype=torch.uint8))
+        """Receive the broadcast and return its weights; the next push overwrites their memory."""
+        broadcast(self._group, torch.frombuffer(self._file.resize(num_bytes), dtype=torch.uint8))
         return read_weights(self._file.path, fingerprint)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ def listening_store(host: str, timeout: float) -> TCPStore:
 
 
 def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """Create a process group apart from the default one, on the network interface of `host`."""
+    """Create an additional process group, which uses the network interface of `host`."""
     backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]
@@ -147,7 +147,7 @@ def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
 
 def broadcast(members: Any, content: torch.Tensor) -> None:
     """Send the bytes [N] of rank 0 to all other members of the group."""
-    for piece in content.split(_PIECE):
+    for piece in content.split(_PIECE_BYTES):
         members.broadcast(piece, 0).wait()
 
 

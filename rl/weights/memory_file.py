@@ -1,9 +1,9 @@
-"""Weights in an anonymous file in memory, in safetensors format, hashed while they are written.
+"""Weights in an anonymous memory file (memfd), in safetensors format, hashed during the write.
 
-Every byte is copied once, from its tensor to the place from which it is mapped or sent. A process
-that maps the file copies nothing. New weights overwrite the previous ones, because fresh memory
-costs more than the copy (page faults and zeroing). The kernel frees an anonymous file however the
-trainer ends, but a file in /dev/shm would stay.
+Every byte is copied once, from its tensor into the file. A process on the same host maps the file
+and copies nothing. New weights overwrite the previous ones, because fresh memory costs more than
+the copy (page faults and zeroing). The kernel frees an anonymous file however the trainer ends, but
+a file in /dev/shm would stay.
 """
 
 import json
@@ -25,7 +25,7 @@ _DTYPES = {
 
 
 class MemoryFile:
-    """A file in memory, which exists until `close` or until this process ends in any way."""
+    """An anonymous file in memory, which exists until `close` or until this process ends."""
 
     def __init__(self) -> None:
         # The file has no name that could collide and uses no disk. The kernel frees it after a
@@ -74,7 +74,7 @@ class MemoryFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # align the tensors to 8 bytes
         start = 8 + len(text)
-        memory = self.of_size(start + end)
+        memory = self.resize(start + end)
         memory[:start] = len(text).to_bytes(8, "little") + text
         digest = Digest()
         for name, entry in header.items():
@@ -90,8 +90,8 @@ class MemoryFile:
                 digest.add(name, tensor, content)  # hash while the bytes are in the CPU cache
         return digest.fingerprint()
 
-    def of_size(self, num_bytes: int) -> mmap.mmap:
-        """Return the file's memory after resizing it to `num_bytes`; its content is undefined."""
+    def resize(self, num_bytes: int) -> mmap.mmap:
+        """Resize the file to `num_bytes` and return its memory, whose content is then undefined."""
         if self._memory is None or len(self._memory) != num_bytes:
             if self._memory is not None:
                 self._memory.close()

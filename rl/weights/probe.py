@@ -1,6 +1,6 @@
 """Compare the logprobs of trainer and vLLM on the same text, right after a push.
 
-With equal weights the logprobs may still differ, because attention or rope are computed otherwise.
+Even with equal weights the logprobs differ if the two compute attention or rope differently.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# Later bounds are larger, because rounding changes the logprobs of improbable tokens more.
+# Factor on the bound after the first probe: rounding changes logprobs of improbable tokens more.
 _LATER_SLACK = 2.0
 
 
@@ -40,7 +40,7 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return the absolute logprob difference of all tokens [N]; empty if no row trains."""
+        """Return the absolute logprob difference of all tokens [N]; empty without completions."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel requests share vLLM's steps
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)
@@ -48,10 +48,10 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean difference, which is smaller for the first probe of a run."""
+    """The largest allowed mean |logprob difference|, which is smaller for a run's first probe."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed` means that the run was probed before its stop, so no probe is the first."""
+        """`resumed`: the run was probed before its stop, so the larger bound holds immediately."""
         self._max_mismatch = max_mismatch
         self._slack = _LATER_SLACK if resumed else 1.0
 
@@ -84,5 +84,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Return the number of tokens [B] of each row up to its last completion token."""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # 2 for a row without completion: after dropping its last token, no token is compared.
+    # Use length 2 for a row without completion: one token remains, and no token is compared.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

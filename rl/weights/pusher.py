@@ -3,10 +3,10 @@
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
-Every replica has a separate thread, so no replica waits for another. Three faults would otherwise
-stay hidden and are errors here. The push changed nothing. vLLM loaded other weights (our plugin
-compares fingerprints and the output of every layer). Trainer and vLLM compute different logprobs
-from the same weights (the probe).
+Every replica has a separate thread, so no replica waits for another. Three hidden faults raise an
+error: the push changed no weight, vLLM loaded other weights (our plugin compares fingerprints and
+the output of every layer), or trainer and vLLM compute different logprobs from the same weights
+(the probe).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """A pusher that sends weights and probes them. All ranks call it; rank 0 contacts vLLM."""
+    """The object that pushes and probes weights. All ranks call it; only rank 0 contacts vLLM."""
 
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
@@ -132,8 +132,8 @@ class WeightPusher:
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Both score given text at temperature 1, so only weights and arithmetic can differ. Each
-        probe uses the next replica, because the push has verified the weights of all replicas.
+        Trainer and vLLM score the same text at temperature 1, so only weights and arithmetic can
+        differ. The push has verified the weights of all replicas, so each probe uses one of them.
 
         Raises:
             NoReceiver: no vLLM answers any more.

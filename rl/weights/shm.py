@@ -14,7 +14,7 @@ from rl.weights.transport import Reader, Sender
 
 
 class FileReader(Reader):
-    """The receiver that maps the trainer's file in memory."""
+    """The receiver in a vLLM worker, which maps the trainer's memory file."""
 
     def __init__(self, worker: int) -> None:
         """Ignore the worker's number, because every worker reads the whole file."""

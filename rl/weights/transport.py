@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiving side in one vLLM worker, created with the worker's number and `facts`."""
+    """The receiver in one vLLM worker; `facts` are its keyword arguments from the sender."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
@@ -58,12 +58,12 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 class Sender:
     """The sending side (conf/sync). All ranks call `collect`; rank 0 alone calls the other methods.
 
-    The default methods push all weights from a file in memory. rl/config/transport.py and
-    rl/placement read the class variables from the source code.
+    The default methods push all weights through a memory file. Class variables except `reader` must
+    be literals, because rl/config reads them from the source code without importing the class.
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # replaced by the smallest exact transport (sync=auto)
+    chooses: ClassVar[bool] = False  # True only for AutoSender, which another transport replaces
     # pushes only the LoRA matrices to a vLLM that has the base model
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # trainer and vLLM must share a host

@@ -115,7 +115,7 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Repack the weights for the CPU kernels and compare every layer with the received weights.
 
-        Do nothing if no weights were received: a new trainer finishes the last one's open update.
+        Do nothing without received weights: a new trainer then closes an earlier trainer's update.
         """
         if not self._received:
             return
@@ -141,7 +141,7 @@ class WholeWeightsEngine(_Engine):
 
 
 class AdapterEngine(_Engine):
-    """The engine that replaces vLLM's only adapter by another one of the same form."""
+    """The engine that loads pushed matrices into vLLM's only adapter."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Create the reader, which writes the folder from which vLLM loads the adapter once."""
@@ -149,7 +149,7 @@ class AdapterEngine(_Engine):
         self._form = PEFTHelper.from_dict(init_info.facts["form"])
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Replace the matrices of the adapter and compare them with the received matrices."""
+        """Load the received matrices into the adapter, then check that vLLM holds their values."""
         received = self.read(update_info)
         manager = cast("LoRAModelManager", self.model.lora_manager)
         names = getattr(self.model, "hf_to_vllm_mapper", None)
@@ -179,7 +179,7 @@ class AdapterEngine(_Engine):
             _log_once("no matrix is compared: under tensor parallelism each layer holds a shard")
 
     def finish_weight_update(self) -> None:
-        """Do nothing: an update finishes only to drop the adapters of an earlier trainer."""
+        """Do nothing. Only a new trainer finishes an update, to drop the old trainer's adapters."""
 
 
 @cache

@@ -334,11 +334,11 @@ MUTATIONS = (
         "rl/trainer/checkpoint.py",
         """            run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
-                _delete(final)
+                _delete_checkpoint(final)
             publish(temporary, final)
 """,
         """            if final.exists():
-                _delete(final)
+                _delete_checkpoint(final)
             publish(temporary, final)
             run_folder.state_of(final).write_text(json.dumps(state))
 """,
