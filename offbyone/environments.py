@@ -15,7 +15,7 @@ from envs.protocol import Environment
 from rl.config.build import build
 
 CONF = Path(__file__).parents[1] / "conf"
-# An environment's YAML refers to model options. model=hf describes the tools in the prompt.
+# wiki-search.yaml refers to model.describe_tools, so composing an environment needs a model.
 MODEL = ("model=hf", "model.path=unknown")
 
 

@@ -60,7 +60,7 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
-            raise KeyError(name)  # eval then searches the builtins
+            raise KeyError(name)  # KeyError makes eval search the builtins.
         match find(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
@@ -71,7 +71,7 @@ class _Names(dict[str, Any]):
 
 
 class _Unqualified(ast.NodeTransformer):
-    """Replaces pathlib.Path by Path."""
+    """Replaces a dotted name in an annotation by its last part: pathlib.Path becomes Path."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(node.attr)
@@ -123,7 +123,7 @@ def _union_members(kind: Any) -> tuple[Any, ...]:
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
     others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
-    if Nested in _union_members(kind) and set(others) - {type(None)}:  # no union for msgspec
+    if Nested in _union_members(kind) and set(others) - {type(None)}:  # msgspec rejects it
         if isinstance(value, Nested):
             return value
         kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007

@@ -52,7 +52,7 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batches(config: Config) -> Iterator[str]:
-    """Check batch_size against group_size and ranks; refuse rewards without spread."""
+    """Check batch_size against group_size and ranks; refuse a buffer that rejects every group."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
     ranks = 1 if ranks is None else ranks  # null means one rank per device, at most batch_size
     if batch % group:
@@ -73,7 +73,7 @@ def batches(config: Config) -> Iterator[str]:
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
-    """Refuse a client that gets no tokens, and a run's evaluation without a vLLM."""
+    """Refuse a client that receives text without tokens, and evaluations in a run without vLLM."""
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
         yield (
@@ -88,7 +88,7 @@ def client_and_evaluation(config: Config) -> Iterator[str]:
 
 
 def _sampling(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the limits of all environments, and those of single environments, by their path."""
+    """Return the sampler's limits and the limits in env.sampling, each with its config path."""
     limits = value_of(config, "env.sampling") or {}
     return [("sampler", config["sampler"]), *((f"env.sampling.{k}", v) for k, v in limits.items())]
 

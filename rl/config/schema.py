@@ -22,7 +22,7 @@ from rl.config.nodes import (
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
 
-FORMAT = 2  # of config.yaml, in its key `format`; files of format 1 lack this key
+FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
 RESUMES_FORMAT_1 = "4df5c0c"  # the last commit that can resume a run of format 1
 # Renamed keys: old name -> new name.
 RENAMED = {
@@ -66,7 +66,7 @@ def parsed() -> Iterator[None]:
 class Settings:
     """The base class of the top levels of conf/train.yaml, evaluate.yaml, optimize_prompt.yaml."""
 
-    TYPED: ClassVar[Mapping[str, Any]]  # the typed record of each core node
+    TYPED: ClassVar[Mapping[str, Any]]  # top-level key -> class that types its node
     output_dir: str
     run_name: str
 

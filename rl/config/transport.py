@@ -29,7 +29,7 @@ class Transport:
         return self.has("adapter_only")
 
     def has(self, name: str) -> bool:
-        """Return a boolean class variable of the sender (rl/weights/transport.py)."""
+        """Return the sender's boolean class variable `name` (see rl/weights/transport.py)."""
         return fact(self.node["_target_"], name, False)
 
 

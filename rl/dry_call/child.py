@@ -43,7 +43,7 @@ class DryCall:
     """The dry calls of some configurations; one child handles all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
-        self._whole = configs
+        self._full_configs = configs
         self._configs = [_inputs(config) for config in configs]
         self._answers: list[Answer | None] = [_cached_answer(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
@@ -94,7 +94,7 @@ class DryCall:
         if "problems" in answer:
             raise ConfigError(answer["problems"])
         learned = Learned.from_settings(answer["learned"])
-        check_learned(self._whole[number], learned)
+        check_learned(self._full_configs[number], learned)
         return learned
 
     def files(self, number: int = 0) -> list[str]:

@@ -116,7 +116,7 @@ def first_examples(report: Report, node: Any) -> list[Pool]:
 
 
 def were_read(node: Any) -> bool:
-    """Return whether `first_examples` has read the examples of an environment."""
+    """Return whether `first_examples` read an environment's examples within its time limit."""
     return _EXAMPLES_CACHE[repr(node)][1] is not None
 
 

@@ -81,7 +81,7 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Only import the others. Skip those of `rl`, which are known to work and may take seconds.
+    # Import these without a call. Skip targets in `rl`: they are tested, and imports take seconds.
     others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
     nodes = {g: config[g] for g in others if not config[g]["_target_"].startswith("rl.")} | called
     built = {}

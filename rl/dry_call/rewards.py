@@ -139,7 +139,7 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return how a truncation changes rewards; call the reward shaping on its results."""
+    """Return whether a truncation lowers or changes rewards; also dry-call the reward shaping."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),

@@ -16,7 +16,7 @@ from rl.dry_call.report import Report, Unusable, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names of the run's own metrics. A loss's metric of the same name would replace one, or be lost.
+# Names of the run's own metrics. A loss must not return a metric with one of these names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -128,7 +128,7 @@ def check_token_loss(
     """Raise Unusable unless `result` is a TokenLoss of eight numbers with a gradient."""
     if not isinstance(result, TokenLoss):
         raise Unusable(
-            f"returned {_described(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
+            f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
@@ -150,7 +150,7 @@ def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
     """Raise Unusable unless each metric is a tensor of one number per token or of one number."""
     if not isinstance(metrics, Mapping):
         raise Unusable(
-            f"returned metrics that are {_described(metrics)}: return a dict, {{}} at least"
+            f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
@@ -166,10 +166,10 @@ def _require_shape(
 ) -> None:
     """Raise Unusable unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise Unusable(f"returned {what}{_described(values)}: return a tensor with one {wanted}")
+        raise Unusable(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     kind = type(value).__name__
@@ -186,7 +186,7 @@ def check_correction(report: Report, correction: Any) -> bool:
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
             raise Unusable(
-                f"returned {_described(result if weights is None else weights)}: return "
+                f"returned {_describe(result if weights is None else weights)}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
