@@ -65,7 +65,7 @@ def max_rl(rewards: Sequence[float | None]) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean or shift the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0, because at least one reward is positive
+        mean = math.fsum(scorable) / len(scorable)  # > 0: rewards are >= 0 and not all equal
         return [c / mean for c in _centred(scorable)]
 
     return _with_baseline(rewards, relative)

@@ -49,7 +49,7 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
 
 
 @dataclass(frozen=True)
-class CriticSetting:
+class CriticSettings:
     """The settings that every critic is built from."""
 
     load: Callable[[], PreTrainedModel]  # loads another copy of the policy's initial model
@@ -65,7 +65,7 @@ class NoCritic:
 
     estimates: ClassVar[bool] = False
 
-    def start(self, setting: CriticSetting) -> None:
+    def start(self, setting: CriticSettings) -> None:
         """Load no model, and return None."""
 
 
@@ -80,7 +80,7 @@ class ValueModel:
     whiten: bool
     head_start: NonNegativeInt
 
-    def start(self, setting: CriticSetting) -> "Critic":
+    def start(self, setting: CriticSettings) -> "Critic":
         """Load the model and start its engine. Collective."""
         return Critic(self, setting)
 
@@ -114,7 +114,7 @@ class ValueModule(nn.Module):
 class Critic:
     """The value model and its optimizer on one rank. All ranks call every method together."""
 
-    def __init__(self, options: ValueModel, setting: CriticSetting) -> None:
+    def __init__(self, options: ValueModel, setting: CriticSettings) -> None:
         self._options, self._ranks, self._max_steps = options, setting.ranks, setting.max_steps
         model = setting.load()
         self._has_adapter, half = has_adapter(model), model.dtype == torch.bfloat16

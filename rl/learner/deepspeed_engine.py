@@ -63,7 +63,7 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # ZeRO-3 gathers these once per pass
+        for parameter in external:  # ZeRO-3 then gathers it once per pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
@@ -126,9 +126,9 @@ def load_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 
 def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a backward pass with these gradients of `value` could change a weight.
+    """Return True if a backward pass with these gradients of `value` has an effect.
 
-    Return True if `value` is not finite, because its NaN gradient makes DeepSpeed skip the step.
+    If `value` is not finite, the pass produces the NaN that makes DeepSpeed skip the step.
     """
     return not value.isfinite() or any(bool(gradient.any()) for gradient in gradients)
 

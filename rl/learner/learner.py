@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schema import Run
-from rl.learner.critic import Critic, CriticSetting
+from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import Observer
@@ -105,7 +105,7 @@ class Learner:
 
     def _load_critic(self) -> Critic | None:
         """Return the critic with its model and optimizer, or None if the run has no critic."""
-        setting = CriticSetting(
+        setting = CriticSettings(
             lambda: load_trained(self._run, self._model),
             self._ranks,
             self._run.deepspeed,
@@ -132,7 +132,7 @@ class Learner:
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)
-            # A step that the critic skips counts as skipped, so that a broken critic ends the run.
+            # Also count a step that the critic skips, so that a broken critic ends the run.
             skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
             stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl.learner.output_head import OutputHead, most_likely
-from rl.model.lora import in_force
+from rl.model.lora import active_module
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class PolicyModule(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The linear layer that computes the logits: the trained copy, if there is one."""
-        return cast("nn.Linear", in_force(self.heads))
+        return cast("nn.Linear", active_module(self.heads))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:

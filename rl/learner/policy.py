@@ -190,7 +190,7 @@ class Policy:
         return outputs
 
     def weights(self) -> dict[str, Tensor]:
-        """Return all weights under Hugging Face names, tied weights once, an adapter merged.
+        """Return all weights by Hugging Face name: tied weights once, the adapter merged in.
 
         Ranks other than 0 return {}. Collective, because under ZeRO-3 each rank holds a shard.
         """

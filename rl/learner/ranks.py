@@ -31,10 +31,10 @@ class Ranks:
 
     @staticmethod
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
-        """Wait for all ranks, and return this one. The environment sets RANK and WORLD_SIZE.
+        """Connect to all other ranks and return this rank, from the variables RANK and WORLD_SIZE.
 
-        Ranks of one host connect through a file, because another run could use a port. Without a
-        file they connect through MASTER_ADDR and MASTER_PORT.
+        Ranks of one host connect through a file, because a port could be in use by another run.
+        Without a file they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = torch.cuda.is_available()
@@ -137,7 +137,7 @@ def compile_cpu_op() -> None:
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Put the environment's ninja first, because another ninja would compile all for minutes.
+    # Prefer the Python environment's ninja: another ninja would compile everything for minutes.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
     )

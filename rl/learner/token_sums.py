@@ -61,7 +61,7 @@ class TokenSums:
     def means(self) -> dict[str, float]:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         own = {name: float(value.double()) for name, value in self._sums.items()}
-        # Send the names, too, because a loss may return a metric for some micro-batches only.
+        # Send names with the sums, because a loss may return a metric for some micro-batches only.
         ranks: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(ranks, (own, float(self._largest)))
         totals: dict[str, float] = defaultdict(float)

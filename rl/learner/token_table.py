@@ -34,10 +34,10 @@ class TokenTable:
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
             for batch, values in zip(self._batches, column, strict=True):
-                line[self._places(batch)] = values.detach().double().cpu()
+                line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # a token's value is 0 on all ranks but one
+        dist.all_reduce(flat)  # copies each value to all ranks: elsewhere it is 0
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)
@@ -48,8 +48,8 @@ class TokenTable:
     def scatter(self, table: Tensor) -> list[Tensor]:
         """Return the entries [N] of a table [R, L] that belong to each micro-batch, on the CPU."""
         flat = table[self.exists]
-        return [flat[self._places(batch)] for batch in self._batches]
+        return [flat[self._token_indices(batch)] for batch in self._batches]
 
-    def _places(self, batch: Batch) -> Tensor:
+    def _token_indices(self, batch: Batch) -> Tensor:
         """Return the index [N] of each token among all tokens of the global batch."""
         return self._starts[batch.rollout_ids.cpu()] + batch.positions.cpu()

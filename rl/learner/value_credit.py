@@ -56,7 +56,7 @@ def credit(
     starts = exists.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
-    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step (padding adds 0)
+    step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step
 
     def by_step(table: Tensor, counts: Tensor) -> Tensor:
         return torch.zeros_like(table).scatter_add(1, step, table * counts)

@@ -110,7 +110,7 @@ def links_outside(path: Path) -> bool:
     return not any(target.is_relative_to(home) for home in homes)
 
 
-def check_turn(max_tokens: int, max_seq_len: int) -> None:
+def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
     """Raise ValueError unless a turn's limit is below max_seq_len, which includes the prompt."""
     if not 1 <= max_tokens < max_seq_len:
         raise ValueError(

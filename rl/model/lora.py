@@ -138,8 +138,8 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
             layer._disable_adapters = disabled
 
 
-def in_force(module: Any) -> nn.Module:
-    """Return the part of a modules_to_save module that computes now: original or trained copy."""
+def active_module(module: Any) -> nn.Module:
+    """Return the original module or its trained copy (modules_to_save), whichever is active."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import too_long
-from rl.model.folder import check_turn, damaged_weights, links_outside, missing_weights
+from rl.model.folder import check_turn_limit, damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -43,7 +43,7 @@ class PretrainedModel:
     warm_start: Node | None
 
     def __post_init__(self) -> None:
-        check_turn(self.max_tokens, self.max_seq_len)
+        check_turn_limit(self.max_tokens, self.max_seq_len)
         if not self.path:
             raise ValueError("model.path is empty: give a local folder or a name on the hub")
 

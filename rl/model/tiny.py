@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rl.config.annotations import Node
-from rl.model.folder import check_turn
+from rl.model.folder import check_turn_limit
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
@@ -92,7 +92,7 @@ class TinyModel:
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def __post_init__(self) -> None:
-        check_turn(self.max_tokens, self.max_seq_len)
+        check_turn_limit(self.max_tokens, self.max_seq_len)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.num_kv_heads}: "
@@ -137,7 +137,7 @@ class TinyModel:
         config = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # rounded up to 320
+            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # the next multiple of 64: 320
             "hidden_size": self.hidden_size,
             "intermediate_size": 3 * self.hidden_size,
             "num_hidden_layers": self.num_layers,

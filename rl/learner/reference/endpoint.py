@@ -57,12 +57,12 @@ class Endpoint:
         """Return the teacher, after a check of the server's tokenizer and length limit."""
         assert setting.temperature == 1, "refused by rl/config/algorithm_rules.py"
         top_k = setting.num_candidates(self.top_k)
-        remote = _Remote(self, top_k, setting.vocabulary, setting.policy.ranks)
+        remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
         remote.require_fit(setting.model, setting.max_seq_len)
         return remote
 
 
-class _Remote(Reference):
+class _RemoteTeacher(Reference):
     def __init__(self, endpoint: Endpoint, top_k: int, vocabulary: int, ranks: Ranks) -> None:
         self._endpoint, self._top_k, self._vocabulary = endpoint, top_k, vocabulary
         self._ranks = ranks
@@ -103,7 +103,7 @@ class _Remote(Reference):
             )
 
     def metrics(self) -> dict[str, float]:
-        # Add up the ranks, because each rank sends its own requests and only rank 0 logs.
+        # Sum over the ranks, because each rank sends its own requests and only rank 0 logs.
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
@@ -173,7 +173,7 @@ class _Remote(Reference):
         ]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
-        if (ids >= self._vocabulary).any():  # rare ids in the padding of the teacher's vocabulary
+        if (ids >= self._vocabulary).any():  # the teacher pads its vocabulary further
             raise RunFailed(
                 f"{self._where} returns the token id {int(ids.max())}, and the policy has only "
                 f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"

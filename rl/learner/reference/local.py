@@ -49,9 +49,9 @@ class InitialPolicy:
         """Return the policy with its adapter off, or a copy of its initial weights."""
         top_k = setting.num_candidates(self.top_k)
         if setting.policy.has_adapter:
-            return _AdapterOff(setting.policy, top_k)
+            return _WithoutAdapter(setting.policy, top_k)
         model = load_model(setting.model, setting.dtype, setting.seed)
-        return _Copy(model, setting, top_k, self.refresh_every, self.refresh_mix)
+        return _ReferenceCopy(model, setting, top_k, self.refresh_every, self.refresh_mix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,10 @@ class FrozenModel:
         folder = local_folder(self.path, self.revision, "reference")
         _require_same_tokens(folder, setting.model)
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
-        return _Copy(model, setting, setting.num_candidates(self.top_k))
+        return _ReferenceCopy(model, setting, setting.num_candidates(self.top_k))
 
 
-class _AdapterOff(Reference):
+class _WithoutAdapter(Reference):
     def __init__(self, policy: Policy, top_k: int) -> None:
         self._policy, self._top_k = policy, top_k
 
@@ -80,7 +80,7 @@ class _AdapterOff(Reference):
         return [self._policy.base_scores(rows, self._top_k) for rows in batches]
 
 
-class _Copy(Reference):
+class _ReferenceCopy(Reference):
     """A reference model on every rank. Its moving average of the policy, if any, is in float32.
 
     bfloat16 would round away most small changes of the average.

@@ -41,8 +41,8 @@ class _Teachers(Reference):
         self._teachers = teachers
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Every teacher scores every micro-batch, or an empty row of it. Under ZeRO-3 scoring can be
-        # a collective, and ranks may have rows of different environments.
+        # Every teacher is called for every micro-batch, if necessary with an empty row. Under
+        # ZeRO-3 `score` can be a collective, and ranks may have rows of different environments.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()

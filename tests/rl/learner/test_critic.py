@@ -13,7 +13,7 @@ from losses.gae import gae
 from losses.squared_error import squared_error
 from rl.dry_call.learn import completed
 from rl.learner import critic as critic_module
-from rl.learner.critic import CriticSetting, ValueModel, ValueModule
+from rl.learner.critic import CriticSettings, ValueModel, ValueModule
 from rl.learner.deepspeed_engine import gathered
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
@@ -83,7 +83,7 @@ class Critics(Setup):
             return model.train()
 
         config = deepspeed_config(mode)
-        setting = CriticSetting(load, self.ranks, config, max_steps=10, max_grad_norm=1e9)
+        setting = CriticSettings(load, self.ranks, config, max_steps=10, max_grad_norm=1e9)
         return ValueModel(
             estimator=partial(gae, gamma=GAMMA, gae_lambda=GAE_LAMBDA),
             loss=partial(squared_error, clip=None),

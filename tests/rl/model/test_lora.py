@@ -12,9 +12,9 @@ from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
 from rl.model.lora import (
     LoRA,
+    active_module,
     adapter_weights,
     full_weights,
-    in_force,
     without_adapter,
 )
 from tests.support import tiny_policy
@@ -166,7 +166,7 @@ def test_an_adapted_head_is_refused_and_a_saved_one_works(untied):
     torch.testing.assert_close(logprobs.detach(), expected)
     with without_adapter(model):
         assert module.head is model.lm_head.original_module
-    assert module.head is in_force(model.lm_head) is model.lm_head.modules_to_save["default"]
+    assert module.head is active_module(model.lm_head) is model.lm_head.modules_to_save["default"]
 
 
 def test_the_adapter_is_on_again_after_an_error(folder):
