@@ -21,8 +21,8 @@ EDITS = [
     ),
     (
         "losses/tokens.py",
-        "    # The reference's K most",
-        "    in_turn: Tensor | None = None\n    # The reference's K most",
+        "    candidate_logprobs: Tensor | None",
+        "    in_turn: Tensor | None = None\n    candidate_logprobs: Tensor | None",
     ),
 ]
 FOLLOWED = """

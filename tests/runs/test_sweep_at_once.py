@@ -47,7 +47,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     assert all(record.state == "running" for record in sweep.records().values())
 
     result = launcher.succeed("at-once-${seed}", *jobs, warm=[])
-    assert "2 to be resumed; 2 at once" in result.screen
+    assert "2 to be resumed; 2 in parallel" in result.screen
     assert {run.name for run in runs()} == set(saved)
     for run in runs():
         assert [row["step"] for row in read_metrics(run)] == list(range(6))
