@@ -6,6 +6,7 @@ composed again with only the group choices of the command line, such as loss=grp
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -67,7 +68,16 @@ def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = compose(primary, choices)
-        except (HydraException, OmegaConfBaseException):  # a choice is unknown, or not in conf/
+            config = compose(primary, [*_own_folder(arguments), *choices])
+        except (HydraException, OmegaConfBaseException):  # a choice is unknown
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]
+
+
+def _own_folder(arguments: list[str]) -> list[str]:
+    """Return the override that adds the folder of --config-dir to Hydra's search path."""
+    for argument, following in pairwise([*arguments, ""]):
+        flag, _, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            return [f"hydra.searchpath=[file://{Path(value or following).absolute()}]"]
+    return []

@@ -64,6 +64,12 @@ def test_a_mistake_is_reported_in_a_few_lines(
     assert not any(path.is_dir() for path in tmp_path.iterdir())
 
 
+def test_a_key_of_the_users_own_choice_is_suggested(tmp_path: Path) -> None:
+    own = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
+    result = train(*own, "loss.gama=3", output_dir=tmp_path)
+    assert result.stderr.endswith("there is no key loss.gama: did you mean loss.gamma?\n")
+
+
 PROGRAM = """
 import sys
 import time
