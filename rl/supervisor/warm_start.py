@@ -49,7 +49,8 @@ def warm_start_key(
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
+    # the only trainer key that affects the result
+    content["max_grad_norm"] = first.trainer.max_grad_norm
     # The warm start uses its own learning rate, has no turn limit, and ignores rewards.
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
@@ -63,7 +64,7 @@ def warm_start_key(
 
 
 def _without(node: Any, *keys: str) -> Any:
-    """Return a configuration node without these keys; also remove them from nested nodes."""
+    """Return a configuration node without these keys, also in its nested nodes."""
     if isinstance(node, dict):
         return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
     return [_without(item, *keys) for item in node] if isinstance(node, list) else node
@@ -88,11 +89,12 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 
     Args:
         run: the main run.
-        recipe: the composed conf/warm_start.yaml.
+        recipe: the content of conf/warm_start.yaml, composed.
         folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
-    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # the run is short
+    # neither is useful in a short run
+    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}
     if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
@@ -125,7 +127,7 @@ def keep_result(run_folder: RunFolder, target: Path) -> None:
         copy = shutil.copytree(exported, Path(aside) / "model")
         try:
             copy.rename(target)
-        except OSError:  # another run has created the same result
+        except OSError:  # another run has already created this folder
             if not target.is_dir():
                 raise
     shutil.rmtree(run_folder.path)
