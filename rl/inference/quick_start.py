@@ -2,10 +2,10 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. This module selects the same on a CPU.
+GPUs, vLLM forks the engine and runs the worker inside it, and this module makes a CPU do likewise.
 vLLM spawns on a CPU to bind each worker's OpenMP threads to cores before OpenMP is loaded. Instead,
 OMP_NUM_THREADS (server.py) sets the number of threads and the operating system places them. An
-engine with several workers starts as before.
+engine with several workers starts as in unmodified vLLM.
 
 Even in eager mode, vLLM compiles the function that ranks each token among the vocabulary. For a
 small vocabulary the uncompiled function takes 0.1 ms, but each compilation takes seconds.
