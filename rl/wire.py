@@ -17,7 +17,7 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    what: str  # next_batch(step) | publish(version) | evaluation(version) | state
+    what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
     version: int = 0

@@ -25,7 +25,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
-# Ray's defaults would kill the children of a RayNode together with it, including the reaper, and
+# Ray's defaults would kill the children of an ending RayNode, including the reaper, and
 # run our processes at a lower priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 

@@ -25,7 +25,7 @@ from rl.runtime.devices import open_files
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
-_KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
+_KEEP_ALIVE_S = 2.0  # seconds that idle connections stay open; vLLM closes them after 5 s
 _MAX_FAILURES = 32  # maximum number of consecutive requests that failed after all their retries
 _CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 

@@ -35,7 +35,7 @@ class Completion:
     cut_off: bool  # whether max_tokens ended the completion, not the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of tokens sampled by a server that returns no token ids
-    stop: str | None = None  # the matched text of sampler.stop; token_ids include its tokens
+    stop: str | None = None  # text of sampler.stop that ended sampling; its tokens are in token_ids
 
 
 def completion_of(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:

@@ -77,7 +77,7 @@ class AdapterSender(Sender):
     adapter_only: ClassVar[bool] = True
 
     def collect(self, policy: "Policy") -> Weights:
-        """Gather the trained matrices under peft's names; return them on rank 0. Collective."""
+        """Return the trained matrices under peft's names on rank 0; all ranks must call it."""
         self._form = adapter_form(policy.engine.module.model)
         return policy.adapter_weights()
 
@@ -93,7 +93,7 @@ class AdapterSender(Sender):
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
         """Return the memory file's path for a vLLM on this host, else the file's bytes."""
-        if vllm.replica.address.path:  # a Unix socket implies the same host
+        if vllm.replica.address.path:  # a vLLM with a Unix socket runs on this host
             return {"path": self._file.path}
         return {"content": b64encode(self._file.content).decode()}
 

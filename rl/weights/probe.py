@@ -30,7 +30,7 @@ class ProbedRows:
 
     @classmethod
     def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first `num_rows` rows of a batch. Collective."""
+        """Compute the trainer's logprobs of the first `num_rows` rows; all ranks must call it."""
         # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]

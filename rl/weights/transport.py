@@ -77,7 +77,7 @@ class Sender:
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Gather the weights to push; return them on rank 0. Collective."""
+        """Return the weights to push on rank 0; all ranks must call it."""
         return policy.weights()
 
     def pack(self, weights: Weights) -> str:

@@ -15,7 +15,7 @@ _MAX_NAMES = 8  # most layer names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return the weights under the names of vLLM's modules; q, k and v stay separate."""
+    """Return the weights, renamed to the names of vLLM's modules; q, k and v stay separate."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
