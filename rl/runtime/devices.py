@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-# upper bound of the open-files limit, because kernel tables grow with the limit
-_MOST_FILES = 65_536
+_MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow with the limit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,7 @@ def remove(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink()
     else:
-        # rmtree does not follow links, so link targets are never deleted
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # rmtree does not follow links
 
 
 def json_line(record: dict[str, Any]) -> str:

@@ -32,11 +32,9 @@ class RunFolder:
     overrides = Inside("overrides.yaml")  # the command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
-    # metrics of the steps that a resumed run repeats
-    dropped_metrics = Inside("metrics.dropped.jsonl")
+    dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
     rollouts = Inside("rollouts")  # all rollouts, one file per training step
-    # rollouts of the steps that a resumed run repeats
-    dropped_rollouts = Inside("rollouts.dropped")
+    dropped_rollouts = Inside("rollouts.dropped")  # rollouts of steps that a resumed run repeats
     tokens = Inside("tokens")  # recorded values per token (token_files.py)
     evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per policy version
     evaluated = Inside("rollouts.jsonl")  # rollouts of evaluate.py or optimize_prompt.py
@@ -150,9 +148,8 @@ class RunFolder:
         The files that a failed start leaves are not results, so another start may replace them.
         """
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes this file
-        # optimize_prompt.py writes this file and no metrics
-        was_searched = self.evaluated.is_file()
+        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py ran and wrote this
+        was_searched = self.evaluated.is_file()  # optimize_prompt.py ran and wrote rollouts
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 

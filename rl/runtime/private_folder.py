@@ -20,11 +20,9 @@ class InsideTarget(Inside):
 class PrivateFolder:
     """The folder <run>/sockets, or a link from <run>/sockets to a folder with a short path."""
 
-    # key that every TCP route requires; missing if all routes are Unix sockets
-    key = InsideTarget("key")
+    key = InsideTarget("key")  # key of every TCP route; missing if all routes are Unix sockets
     servers_key = InsideTarget("servers_key")  # key of vLLM servers that the user started
-    # file through which the trainer's ranks find each other
-    rendezvous = InsideTarget("rendezvous")
+    rendezvous = InsideTarget("rendezvous")  # file for the connection of the trainer's ranks
     vllm_socket = InsideTarget("vllm.sock")  # socket of a single vLLM server
     rollouts_socket = InsideTarget("rollouts.sock")
     temporary = InsideTarget("tmp")
@@ -84,7 +82,7 @@ class PrivateFolder:
         """Return the environment variables that place temporary files in this folder.
 
         The cache of compiled PyTorch code stays outside this folder, because later runs reuse the
-        cache. Precompiled headers are disabled, because each run would rebuild them, which takes 5 s.
+        cache. Precompiled headers are disabled, because building them takes 5 s in each run.
         """
         import getpass
         import tempfile

@@ -18,8 +18,7 @@ from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
-# the reason shown if a signal or the user's request ended a run early
-STOPPED = "stopped, as asked"
+STOPPED = "stopped, as asked"  # the reason shown if a signal or the user ended a run early
 PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phase
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from rl.runtime.folder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-EXIT_UNSAVED = 130  # exit status of a run that ended without a checkpoint, as after Ctrl-C
+EXIT_UNSAVED = 130  # exit status of a run that ended without a new checkpoint, as after Ctrl-C
 
 
 class Stopped(SystemExit):

@@ -35,8 +35,7 @@ log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-# column name in format 1: current column name
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name: new
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,7 @@ from rl.supervisor.replicas import Replicas
 _TICK_S = 0.25
 _LOSS_TIMEOUT_S = 5.0  # seconds until the loss of a host is detected, at most
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
-# cached oneDNN kernels; enough for a micro-batch, because layers share kernels
-_KERNELS_KEPT = "64"
+_KERNELS_KEPT = "64"  # kernels per oneDNN cache, enough for a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -128,8 +127,7 @@ class Children:
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            # check the stop request first, because the signal may also have ended processes
-            if stop.asked:
+            if stop.asked:  # check this first, because the signal may also have ended processes
                 self._ask_to_stop()
             # Ignore the stop file before the first batch, because no step can be saved yet.
             asked = begun and self._run_folder.stop_request.exists()
@@ -143,8 +141,7 @@ class Children:
                     if begun:
                         if self._all_is_saved(tick) and asked:
                             return  # no error: a scheduler that signals all processes ends vLLM too
-                        # a failed save is reported before vLLM's end
-                        self._raise_reported("trainer")
+                        self._raise_reported("trainer")  # report a failed save before vLLM's end
                     self._fail_with_log(*gone)
             # Ranks may end one after another with status 0. Any other end comes too early.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
@@ -232,7 +229,6 @@ def _cpu_environment(place: Place) -> dict[str, str]:
     """
     if place.devices:
         return {}
-    # variables of oneDNN and of PyTorch
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN and PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

@@ -27,8 +27,7 @@ _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # tolerated seconds without an answer of a server while other servers work
 _MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps is not restarted
 
-# the function returns None for an external server
-StartReplica = Callable[[Replica], Process | None]
+StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
 
 @dataclass(eq=False)

@@ -26,10 +26,9 @@ from rl.runtime.devices import Host, this_host
 class Resolved:
     """A run, the devices and threads of its processes, and its machines."""
 
-    run: Run  # contains the numbers of GPUs, ranks and replicas, as config.yaml will
+    run: Run  # contains the numbers of GPUs, ranks and replicas
     plan: Plan
-    # with cluster=ray, one machine that describes the resources to reserve
-    machines: Sequence[Host]
+    machines: Sequence[Host]  # cluster=ray: one machine with the resources to reserve
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return the run with vLLM's share of the memory, and a page that describes the plan.

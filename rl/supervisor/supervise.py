@@ -76,8 +76,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # first, because `resolve` would only report that the folder holds a run
-    ensure_free(run_folder)
+    ensure_free(run_folder)  # check first, because `resolve` only reports that a run exists
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
@@ -202,8 +201,7 @@ class _Launch:
             # A signal ends the warm start immediately, because a partial warm start is useless.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(placed(first), model, is_main=False)
-        # the warm start was stopped early
-        if steps_done(read_metrics(supervised)) < first.max_steps:
+        if steps_done(read_metrics(supervised)) < first.max_steps:  # the warm start was cut off
             raise RunFailed("the warm start was stopped before its end, so its model is lost")
         keep_result(supervised, kept)
         return kept

@@ -49,8 +49,7 @@ def warm_start_key(
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    # the only trainer key that affects the result
-    content["max_grad_norm"] = first.trainer.max_grad_norm
+    content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
     # The warm start uses its own learning rate, has no turn limit, and ignores rewards.
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
@@ -93,8 +92,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
         folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
-    # neither is useful in a short run
-    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}
+    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # the run is short
     if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(

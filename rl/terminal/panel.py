@@ -78,7 +78,7 @@ class RunView:
         return times(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate the remaining seconds from recent steps; return None before the first step."""
+        """Estimate the remaining seconds from recent steps; None if no step is done or left."""
         if not self.rows or self.done >= self.max_steps:
             return None
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
@@ -214,13 +214,11 @@ class Chart:
         self.values, self.rows = values, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # number of values that one column averages
-        size = -(-len(self.values) // options.max_width) or 1
+        size = -(-len(self.values) // options.max_width) or 1  # values averaged by a column
         means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
         low, high = min(means, default=0.0), max(means, default=0.0)
         scale = (8 * self.rows - 1) / ((high - low) or 1.0)
-        # column heights in eighths of a character
-        heights = [1 + round((mean - low) * scale) for mean in means]
+        heights = [1 + round((mean - low) * scale) for mean in means]  # in eighths of a character
         for row in reversed(range(self.rows)):
             cells = "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
             yield Text(cells, "cyan", no_wrap=True)
