@@ -84,7 +84,7 @@ def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
 
     Args:
         messages: the conversation, from its first to its last turn.
-        wanted: page ids; if empty, every turn earns 0.
+        wanted: ids of the pages to find; if empty, every turn earns 0.
     """
     found: list[float] = []
     missing = set(wanted)

@@ -28,7 +28,7 @@ class TranscriptSampler(Imitator):
 
     Attributes:
         path: a file or a glob pattern of JSON lines with `messages` (OpenAI format).
-        min_reward: ignore lines with a lower `reward` or without one; None: use all lines.
+        min_reward: lines with a lower or no `reward` are ignored; None: use all lines.
     """
 
     path: str
