@@ -98,7 +98,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._cpu_timer: asyncio.TimerHandle | None = None  # next check of the processor time
-        self._exceeded_cpu_time = False  # whether the code used too much of it
+        self._exceeded_cpu_time = False  # whether code used too much of this time
 
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.

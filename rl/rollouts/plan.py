@@ -29,7 +29,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
     rollout_id: int  # position of the row's rollout in the batch
     first_position: int = 0  # completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
-    env: str = ""  # environment of the rollout
+    env: str = ""  # name of the environment that the rollout played
 
     @property
     def length(self) -> int:
