@@ -78,7 +78,7 @@ class Binder:
         self._bindings, self._objects = bindings, objects
 
     def _targets(self, name: str, function: Function) -> dict[str, str]:
-        """Return {parameter: object name}. Without a binding, a parameter gets its namesake."""
+        """Return {parameter: object name}. Without a binding, both names are equal."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
 

@@ -30,7 +30,7 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """True if a token limit ended the policy's last turn."""
+        """Whether a token limit ended the policy's last turn."""
         return self in (StopReason.MAX_TOKENS, StopReason.CONTEXT)
 
 
@@ -54,7 +54,7 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
-    memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores here
+    memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
 
     @property
     def text(self) -> str:

@@ -144,7 +144,7 @@ class HttpClient:
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
         """Return the seconds before a retry: the server's Retry-After, else a random backoff.
 
-        The backoff is random, so that requests that failed together are not repeated together.
+        The backoff is random, so that requests that failed together are retried at different times.
         """
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)

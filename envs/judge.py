@@ -84,7 +84,7 @@ class Judge:
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score of `text`, in 0..1. Raise JudgeError if the judge gives none."""
+        """Return the judge's score of `text`, in 0..1. Raise JudgeError if there is no score."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)

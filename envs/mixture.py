@@ -19,7 +19,7 @@ from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
-    """An environment that draws from named environments by weight. Metrics use the names."""
+    """An environment that draws from named environments by weight. Metrics contain these names."""
 
     name = "mixture"
 
@@ -50,7 +50,7 @@ class Mixture(Environment):
     ) -> None:
         """Set one system prompt for all environments, and sampler options per environment.
 
-        If system_prompt is None, each environment keeps its own. `sampling` maps the name of an
+        If system_prompt is None, each environment keeps its prompt. `sampling` maps the name of an
         environment to its sampler options (`checked_limits` in envs/options.py).
         """
         if unknown := set(sampling or {}) - set(self._envs):
@@ -77,7 +77,7 @@ class Mixture(Environment):
     def pools(self, split: Split) -> list[Pool]:
         """Return one pool per environment, in the order of `envs`.
 
-        Raise ValueError if an environment has no examples or its examples name another one.
+        Raise ValueError if an environment has no examples or its examples name another environment.
         """
         pools = []
         for name, env in self._envs.items():

@@ -60,7 +60,7 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 
 
 def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the stop texts, which end a turn. Raise ValueError if one is invalid."""
+    """Return the stop texts, which end a turn. Raise ValueError if a text is invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
         raise ValueError(f'{key}={stop} is no list of texts: write ["</answer>"]')
     if "" in stop:
@@ -73,7 +73,7 @@ def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
 
 
 def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the sampler options of one environment. Raise ValueError if one is not allowed."""
+    """Return an environment's sampler options. Raise ValueError if an option is not allowed."""
     if other := [name for name in given if name not in _LIMITS]:
         raise ValueError(
             f"{key}.{other[0]}: an environment may have its own {', '.join(_LIMITS)}. All other "

@@ -31,7 +31,7 @@ class Spoken:
     """One turn of the policy, with its token counts."""
 
     message: Message
-    cut_off: bool  # True if a token limit ended the turn
+    cut_off: bool  # whether a token limit ended the turn
     prompt_tokens: int
     completion_tokens: int
 
@@ -63,8 +63,8 @@ class Environment:
         max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
-        holds_conversation: True if `play` conducts the whole conversation. The player then ignores
-            `reply` and `max_turns`.
+        holds_conversation: whether `play` conducts the whole conversation. If so, the player
+            ignores `reply` and `max_turns`.
     """
 
     name: str = "environment"
@@ -189,7 +189,7 @@ class Environment:
 
     @property
     def has_turns(self) -> bool:
-        """True if episodes may have several turns, so that a chat template may rewrite history."""
+        """Whether episodes may have several turns, so that a chat template may rewrite history."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
@@ -204,7 +204,7 @@ class Environment:
 
 
 def checked_weights(weights: Mapping[str, float], scored: Sequence[str]) -> dict[str, float]:
-    """Return the weights. Raise ValueError if one names a reward that `score` does not return."""
+    """Return the weights. Raise ValueError if `score` lacks a reward that a weight names."""
     if unknown := set(weights) - set(scored):
         raise ValueError(
             f"reward_weights names {sorted(unknown)}, which is not scored here: use "

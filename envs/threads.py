@@ -23,7 +23,7 @@ class _Threads:
     """The threads of one event loop, because a semaphore can serve only one loop."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions that run
+    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions still running
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -41,7 +41,7 @@ def _threads_of_loop() -> _Threads:
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a plain function or a coroutine function, and return its result.
 
-    Raise its exception, or RuntimeError if every thread hangs in an abandoned call.
+    Raise the function's exception, or RuntimeError if every thread hangs in an abandoned call.
     """
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):

@@ -50,7 +50,7 @@ def supplied(function: Function) -> dict[str, inspect.Parameter]:
 
 
 class ToolError(Exception):
-    """The error of a tool that reports a mistake of the policy, which reads the message."""
+    """The error of a tool that reports a mistake of the policy. The policy reads the message."""
 
 
 class Tool:

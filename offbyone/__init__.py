@@ -7,7 +7,7 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 from importlib.util import find_spec
 
 if find_spec("verifiers") is None:
-    __all__ = []  # Without verifiers only offbyone.environments can be used.
+    __all__ = []  # Without verifiers, nothing is exported here; offbyone.environments still works.
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 

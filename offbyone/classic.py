@@ -24,7 +24,7 @@ PLAYED = "offbyone_episode"  # key of the Played object in vf.State
 
 
 def load_environment(env: str = "reverse-text", **options: Any) -> "Exported":
-    """Return the environment `env` (a name in conf/env or module.Class) with changed options."""
+    """Return the environment `env` (a name in conf/env or module.Class) with these options."""
     return Exported(load(env, **options))
 
 

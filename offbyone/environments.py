@@ -15,12 +15,12 @@ from envs.protocol import Environment
 from rl.config.build import build
 
 CONF = Path(__file__).parents[1] / "conf"
-# wiki-search.yaml refers to model.describe_tools, so composing an environment needs a model.
+# Options to compose with: wiki-search.yaml refers to model.describe_tools of a model config.
 MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return the environment `name` with changed options.
+    """Return the environment `name` with these options changed.
 
     Raise ValueError if the environment or an option does not exist, or an option has no value.
     """

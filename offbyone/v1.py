@@ -35,7 +35,7 @@ class ExportedState(vf.State):
 
 
 class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
-    """One example of the environment."""
+    """An example of the environment as a task of verifiers."""
 
     played_by: Environment
     example: Example
@@ -58,7 +58,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
 
 
 class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    """The examples of one environment, which may be a mixture."""
+    """A verifiers taskset: the examples of one environment, which may be a mixture."""
 
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split as tasks."""
@@ -73,7 +73,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
 
 
 class ExportedHarness(vf.Harness[vf.HarnessConfig]):
-    """Plays an episode in this process, with the policy's turns from the verifiers endpoint."""
+    """The harness that plays an episode in this process, with turns from the verifiers endpoint."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -94,7 +94,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # No timeout here, because verifiers has its own timeout.
+        # No timeout here, because verifiers itself limits the time.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}
@@ -129,7 +129,7 @@ class ExportedEnvConfig(vf.EnvConfig):
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """The verifiers environment in which one agent plays one task."""
+    """The verifiers environment in which one agent, the policy, plays one task."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Play the task with the agent."""

@@ -4,7 +4,7 @@
     rollouts    Group -> Credit -> WeightedRow (plan.py) -> MicroBatch -> RankBatch
     trainer     MicroBatch -> Batch, the input of a token loss (rl/learner/objective.py)
 
-Letters: L = tokens of a row, B = rows of a micro-batch, T = padded length of a micro-batch,
+Letters: L = tokens of a row, B = rows of a micro-batch, T = padded length of a micro-batch's rows,
 R = rollouts of a batch, K = largest number of turns of a rollout.
 """
 
@@ -25,7 +25,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Column:
-    """The storage format of a per-token quantity."""
+    """The storage format of a quantity that has one value per token."""
 
     dtype: Any  # numpy dtype
     fill: float = 0  # value for padding and for tokens that the policy did not choose
@@ -43,7 +43,7 @@ class SampledColumns:
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
-    # True where the policy chose the token:
+    # Whether the policy chose the token:
     completion_mask: Annotated[Bools, Column(np.bool_, recorded_as="mask")]
     # Logprob that vLLM computed when it sampled the token:
     rollout_logprobs: Annotated[Floats, Column(np.float32, recorded_as="mu")]
@@ -62,7 +62,7 @@ class PlannedColumns:
 
 
 def columns_of(record: type) -> dict[str, Column]:
-    """Return the columns of a record class, by field name."""
+    """Return the columns of a record class: field name -> Column."""
     hints = get_type_hints(record, include_extras=True)
     return {name: h.__metadata__[0] for name, h in hints.items() if hasattr(h, "__metadata__")}
 
@@ -90,13 +90,13 @@ class Rollout:
     stop_reason: StopReason
     turns: int
     generation_time: float  # seconds that the server worked on this rollout
-    error: str = ""  # error message, one line
+    error: str = ""  # one-line error message; "": no error
     tool_calls: int = 0
-    tool_errors: int = 0  # tool calls whose result was an error
-    retries: int = 0  # earlier attempts that failed because of the environment
+    tool_errors: int = 0  # number of tool calls whose result was an error
+    retries: int = 0  # number of earlier attempts that failed because of the environment
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
-    num_untracked_tokens: int = 0  # tokens of a remote server, which returns no token ids
-    turn_limit: int | None = None  # token limit of one turn; None: unknown
+    num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
+    turn_limit: int | None = None  # most tokens in one turn; None: unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -119,9 +119,9 @@ class Credit:
     Truncation sets `reward` and `trains`; rl/rollouts/credit.py adds the other fields.
     """
 
-    reward: float | None  # after truncation and shaping; None: ignored by the group's baseline
-    advantages: tuple[float, ...] = ()  # one value for all tokens, or one per turn
-    trains: bool = True  # False: no token of the rollout is trained
+    reward: float | None  # reward after truncation and shaping; None: the baseline ignores it
+    advantages: tuple[float, ...] = ()  # one advantage for all tokens, or one per turn
+    trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
 
 
@@ -129,11 +129,11 @@ class Credit:
 class Group:
     """All rollouts of one example, and the credit of each rollout."""
 
-    index: int  # groups are numbered from 0 in starting order
+    index: int  # number of the group, from 0 in starting order
     example: Example
     version: int  # policy version when the group started
     rollouts: tuple[Rollout, ...]
-    credits: tuple[Credit, ...]  # one per rollout
+    credits: tuple[Credit, ...]  # one credit per rollout
 
     @property
     def rewards(self) -> list[float]:
@@ -164,11 +164,11 @@ class RankBatch:
     """The micro-batches of one trainer rank for one step. R counts the rollouts of all ranks."""
 
     step: int
-    micro_batches: tuple[MicroBatch, ...]  # the same number on every rank
-    # [R] rewards for a critic and for a penalty in the reward; NaN: no score
+    micro_batches: tuple[MicroBatch, ...]  # every rank has equally many micro-batches
+    # [R] reward of each rollout, for a critic and for a penalty in the reward; NaN: no score
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group per rollout
-    metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, logged by rank 0
+    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group of a rollout
+    metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, which rank 0 logs
     # [R, K] `rewards` divided among the turns; NaN after a rollout's last turn
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))
     # [R] number of completion tokens of each trained rollout, 0 for the other rollouts

@@ -17,11 +17,11 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    what: str  # next_batch(step) | publish(version) | evaluation(version) | state
+    what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
     version: int = 0
-    replicas: dict[str, int] = {}  # for publish: replica name -> incarnation
+    replicas: dict[str, int] = {}  # for publish: replica name -> number of its restarts
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +33,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoMoreBatches(Exception):
-    """Raised when no further batch exists; the message gives the reason.
+    """The error raised if no further batch exists; the message gives the reason.
 
     Attributes:
-        stopped: True after a stop request; False if the rollouts no longer change the policy.
+        stopped: whether a stop request ended the run; if not, no rollout changes the policy.
     """
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
@@ -64,5 +64,5 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the record in `data`; `kind` is the type that was packed."""
+    """Decode the record in `data`; `kind` is the record's type."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

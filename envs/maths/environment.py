@@ -67,7 +67,7 @@ class Maths(Environment):
             yield [self._prompt(question), *turns]
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return the worked solution as one turn, or an empty list if the question has none."""
+        """Return the worked solution as one turn, or [] if the question has no worked solution."""
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 

@@ -38,7 +38,7 @@ assert same("x + 1", "1 + x")
 def final_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else the last number.
 
-    Ignore the reasoning before </think>. Return None if the text has no such answer.
+    Ignore the reasoning before </think>. Return None if the text contains no answer.
     """
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
@@ -50,7 +50,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # (position, True for \boxed{) of each unclosed brace
+    opened: list[tuple[int, bool]] = []  # (position, whether of \boxed{) of each unclosed brace
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # A single pass takes linear time for any text.
         if brace[0] in ("{", r"\boxed{"):

@@ -94,7 +94,7 @@ def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
 def _traceback_of(error: BaseException) -> str:
     """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # only the last frames
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # keeps only the last frames
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:

@@ -37,7 +37,7 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# Pass none of the parent's variables. Libraries get one thread, because they cannot start more.
+# The parent's variables are not passed. Libraries get one thread: they cannot start more.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -98,7 +98,7 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._cpu_timer: asyncio.TimerHandle | None = None  # next check of the processor time
-        self._exceeded_cpu_time = False  # True after a kill for too much processor time
+        self._exceeded_cpu_time = False  # whether code used too much of this time
 
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.
@@ -108,7 +108,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # Cancelled calls close too, or the next call gets a late answer.
+        except BaseException:  # After a cancelled call, the next call would get a late answer.
             self.close()
             raise
 
@@ -224,9 +224,9 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        """Return the answer. Raise _InvalidAnswer if the ticket or the length is wrong."""
+        """Return the answer. Raise _InvalidAnswer if it has another ticket or is too long."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # A character has at most 4 bytes. The note about left-out characters has at most 100.
+        # A character has at most 4 bytes. The note about left-out text has at most 100 characters.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")

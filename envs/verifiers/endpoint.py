@@ -104,7 +104,7 @@ def _reason(spoken: Spoken) -> str:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content. Raise ValueError if it is not only text."""
+    """Return the text of a message's content. Raise ValueError if the content is not only text."""
     if not isinstance(content, list):
         return content or ""
     kinds = {part["type"] for part in content} - {"text"}

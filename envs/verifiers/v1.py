@@ -41,7 +41,7 @@ class TasksetAdapter:
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the taskset's tasks. The eval split is None, because a taskset has no splits."""
+        """Return the taskset's tasks. Return None for eval, because a taskset has no splits."""
         if split == "eval":
             return None
         taskset = self._env.taskset

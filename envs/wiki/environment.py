@@ -99,7 +99,7 @@ class WikiSearch(Environment):
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
         """Return exact (0 or 1), f1 and, with a judge, the judge's score of the last message.
 
-        `found` has one value per turn: the share of the answer's pages that its search found.
+        `found` has one value per turn: the share of the answer's pages that the turn found.
         """
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)

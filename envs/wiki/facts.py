@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # True if the value identifies the page, so that a question can quote it
+    unique: bool = False  # whether the value identifies the page, so that a question can quote it
 
 
 FACTS = {

@@ -84,7 +84,7 @@ def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
 
     Args:
         messages: the conversation, from its first to its last turn.
-        wanted: page ids; if empty, every turn earns 0.
+        wanted: ids of the pages to find; if empty, every turn earns 0.
     """
     found: list[float] = []
     missing = set(wanted)
@@ -101,7 +101,7 @@ def _searches(messages: Sequence[Message]) -> Iterator[set[str]]:
         if message["role"] != "assistant":
             continue
         calls = message.get("tool_calls") or []
-        answers = messages[i + 1 : i + 1 + len(calls)]  # may be fewer if the episode ended early
+        answers = messages[i + 1 : i + 1 + len(calls)]  # fewer than `calls` if the episode ended
         yield {
             page
             for call, answer in zip(calls, answers, strict=False)

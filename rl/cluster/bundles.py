@@ -32,9 +32,9 @@ def bundles_for(
 
     Args:
         demand: numbers of replicas, of GPUs per replica, and of ranks.
-        nodes: total resources of each node, whether they are free or reserved.
+        nodes: total resources of each node, including resources that other jobs have reserved.
         on_gpus: whether the processes compute on GPUs.
-        ranks_per_node: most ranks on one node; None: one per GPU of the largest node.
+        ranks_per_node: most ranks on one node; None: one rank per GPU of the largest node.
         cores_per_replica: logical CPUs per replica.
         cores_per_rank: logical CPUs per rank.
 

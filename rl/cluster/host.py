@@ -20,10 +20,10 @@ class Process(Protocol):
     """The interface of a started process and its descendants."""
 
     name: str
-    log: Path  # in the run folder, which every host can read
+    log: Path  # path in the run folder, which every host can read
 
     @property
-    def group(self) -> int | None: ...  # process group id; None on another machine
+    def group(self) -> int | None: ...  # process group id; None if on another machine
     @property
     def returncode(self) -> int | None: ...  # None while running; negative: a signal or a lost host
     def tail(self) -> str: ...  # the last lines of the log, plus a notice if the host is lost
@@ -33,7 +33,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """The arguments of `Host.start`: name, command, log and environment of a process."""
+    """The arguments of `Host.start`: a process's name, command, log and environment variables."""
 
     name: str
     command: Sequence[str]
@@ -49,7 +49,7 @@ class Host(Protocol):
     devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them
     lost: HostLost | None  # the error if this host is lost, else None
 
-    def start(self, start: Start) -> Process: ...  # may raise HostLost
+    def start(self, start: Start) -> Process: ...  # raises HostLost if the host is lost
     def free_port(self) -> int: ...  # a TCP port that is free at the time of the call
 
 
@@ -59,7 +59,7 @@ class Demand:
 
     replicas: int  # number of vLLM servers that the run starts
     devices_per_replica: int  # GPUs per vLLM server, all on the same host
-    ranks: int  # number of training processes
+    ranks: int  # number of training processes on all hosts
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class LocalHost:
         self._children: list[Child] = []
 
     def start(self, start: Start) -> Child:
-        """Start a child process; `end` will end it."""
+        """Start a child process, which `LocalHost.end` ends."""
         child = Child(**vars(start), reaper=self._reaper)
         self._children.append(child)
         child.start()

@@ -25,7 +25,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
-# Ray's defaults would kill the children of a RayNode together with it, including the reaper, and
+# Ray's defaults would kill the children of an ending RayNode, including the reaper, and
 # run our processes at a lower priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
@@ -50,7 +50,7 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve hosts and yield them. After the block, end their processes and release them.
+        """Reserve hosts and yield them. After the block, end their processes and release the hosts.
 
         Raises:
             RunFailed: Ray is unreachable, the cluster is too small, or a node lacks a needed file.
@@ -85,7 +85,7 @@ class RayCluster:
 
 
 def _connected(address: str) -> Any:
-    """Connect to the Ray cluster and return the module ray; keep our own TERM handler."""
+    """Connect to the Ray cluster and return the module ray; keep our own SIGTERM handler."""
     import ray  # pyright: ignore[reportMissingImports] an extra
 
     before = signal.getsignal(signal.SIGTERM)
@@ -108,7 +108,7 @@ def _connected(address: str) -> Any:
 
 
 def _nodes(ray: Any) -> list[Bundle]:
-    """Return the total resources of each running node, whether they are free or reserved."""
+    """Return the total resources of each running node, including reserved resources."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
 
@@ -154,7 +154,7 @@ def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Check that every node sees the run folder, the interpreter and the working folder.
 
     Raises:
-        RunFailed: a node does not see one of them; the message names it and a remedy.
+        RunFailed: a node lacks one of these paths; the message names the path and a remedy.
     """
     # Send a hash instead of the key, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()

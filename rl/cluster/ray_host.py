@@ -20,7 +20,7 @@ _CALL_TIMEOUT_S = 60.0
 class RayProcess:
     """A process on a Ray node, controlled through its RayHost."""
 
-    group: None = None  # no group id, because the process is on another machine
+    group: None = None  # None, because the process group is on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
         self._host, self._number, self.name, self.log = host, number, name, log
@@ -62,7 +62,7 @@ class RayHost:
         self._ray, self.node, self._pending = ray, node, None
         self.lost: HostLost | None = None
         self.returncodes: dict[int, int | None] = {}
-        self.address = address  # the address in Ray's node table
+        self.address = address  # the node's address in Ray's node table
         if interface:
             self.address = str(self.call("address", interface))
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
@@ -77,14 +77,14 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
-        """Update the exit statuses without waiting, because the network may be slow."""
+        """Read the node's latest exit statuses without waiting, because the network may be slow."""
         if self.lost:
             return
         if self._pending is None:
             self._pending = self.node.returncodes.remote()
         if self._ray.wait([self._pending], timeout=0)[0]:
             asked, self._pending = self._pending, None
-            with suppress(HostLost):  # `self.lost` keeps the error
+            with suppress(HostLost):  # `_get` has stored the error in `self.lost`
                 self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:

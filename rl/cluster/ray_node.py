@@ -24,7 +24,7 @@ class RayNode:
     """A Ray actor that starts processes on its node. All methods run in the main thread."""
 
     def __init__(self) -> None:
-        # Not in the run folder, because vLLM's sockets need a local file system.
+        # This folder is not in the run folder, because vLLM's sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._children: list[Child] = []
         self._reaper = Reaper()
@@ -36,7 +36,7 @@ class RayNode:
 
         Args:
             marker: path of a file in the run folder.
-            digest: SHA-256 hash of the content that the supervisor wrote into that file.
+            digest: SHA-256 hash of the marker's content as the supervisor reads it.
             python: path of the supervisor's interpreter.
             working_folder: path of the supervisor's working folder.
         """
@@ -64,7 +64,7 @@ class RayNode:
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
     def start(self, start: Start) -> int:
-        """Start a process; return the number that `kill` needs."""
+        """Start a process; return the number by which `kill` finds this process."""
         env = {**start.env, "TMPDIR": str(self._temporary)}
         self._children.append(self._host.start(replace(start, env=env)))
         return len(self._children) - 1

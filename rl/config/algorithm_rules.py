@@ -16,7 +16,7 @@ from rl.config.signatures import did_you_mean
 
 Config = Mapping[str, Any]
 
-# With these values vLLM samples from the unmodified distribution of the policy.
+# With these sampling options vLLM samples from the policy's unmodified distribution.
 NEUTRAL_SAMPLING = {
     "top_p": 1.0,
     "top_k": -1,
@@ -80,7 +80,7 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def divergence(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that the divergence estimator suits kl.place, which is loss or reward."""
+    """Check that the divergence estimator can be used in kl.place, which is loss or reward."""
     kl = config["kl"]
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
@@ -105,7 +105,7 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that updates_per_batch, the loss and the correction of ratios fit together."""
+    """Check that updates_per_batch, the loss and the correction of ratios can be combined."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
@@ -152,7 +152,7 @@ def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]
 
 
 def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse an unused reference, and a missing one that the loss or the KL penalty needs."""
+    """Refuse a reference that nothing reads, and a loss or KL penalty without its reference."""
     node, loss = config["reference"], config["loss"]["_target_"]
     kind, teaches = node["_target_"], learned.reads(REFERENCE)
     exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
@@ -169,7 +169,7 @@ def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[st
 
 
 def each_reference(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that each reference supports the options and the loss of the run.
+    """Check that each reference supports the run's options and loss.
 
     Each teacher of reference=per_env is checked as if it were the only reference.
     """
@@ -229,7 +229,7 @@ def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def critic(config: Config, learned: Learned) -> Iterator[str]:
-    """Require a loss that reads the critic's advantages, and no other source of advantages."""
+    """If there is a critic, require a loss that reads advantages, and refuse other advantages."""
     kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
     if not fact(kind, "estimates", True):
         return

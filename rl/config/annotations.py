@@ -30,14 +30,14 @@ NodeHandler = Callable[[Node, str], Any]
 
 
 class Misfit(ValueError):
-    """The error raised if a value does not fit its annotation; the message names the key."""
+    """The error raised if a value does not fit an annotation; the message names the option."""
 
 
 class Nested:
     """A stand-in for a nested node, both in annotations and as a value for msgspec."""
 
     def __class_getitem__(cls, _item: Any) -> type:
-        return cls  # so that Callable[[int], str] also means a node
+        return cls  # this makes Callable[[int], str] mean a node
 
 
 _KNOWN = {
@@ -60,7 +60,7 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
-            raise KeyError(name)  # KeyError makes eval search the builtins.
+            raise KeyError(name)  # after a KeyError, eval searches the builtins
         match find(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
@@ -123,13 +123,13 @@ def _union_members(kind: Any) -> tuple[Any, ...]:
 
 def _convert(value: Any, kind: Any, path: str) -> Any:
     others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
-    if Nested in _union_members(kind) and set(others) - {type(None)}:  # msgspec rejects it
+    if Nested in _union_members(kind) and set(others) - {type(None)}:  # msgspec rejects this union
         if isinstance(value, Nested):
             return value
         kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007
     try:
         fitting = msgspec.convert(value, kind, dec_hook=_as_path)
-    except TypeError:  # msgspec does not support this type
+    except TypeError:  # msgspec does not support the annotated type
         return value
     except msgspec.ValidationError as error:
         raise Misfit(_error_message(value, kind, path, str(error)) + or_node) from None

@@ -50,7 +50,7 @@ def _imported(name: str, target: str) -> ModuleType:
     except Exception as error:  # a user's module may raise any exception
         frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
         where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError):  # The traceback lacks the location of a syntax error.
+        if isinstance(error, SyntaxError):  # The traceback lacks a syntax error's location.
             where = f"{error.filename}:{error.lineno}"
         raise ValueError(
             f"{target} cannot be imported: {type(error).__name__}: {error} ({where})"

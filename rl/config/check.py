@@ -30,14 +30,14 @@ def check(
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
 ) -> None:
-    """Raise ConfigError with all problems of the values of a configuration.
+    """Raise ConfigError with all problems of a configuration's values.
 
-    Check keys, types, targets and ranges; if they are right, check combinations (rules.py).
+    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py).
 
     Args:
         config: the resolved configuration.
         schema: the class whose fields are the top-level keys.
-        rules: returns a sentence for each invalid combination of values.
+        rules: function that yields a sentence for each invalid combination of values.
     """
     with parsed():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
@@ -45,7 +45,7 @@ def check(
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
-    """Raise ConfigError if the components of a checked configuration cannot be combined."""
+    """Raise ConfigError if the facts of the dry call show that components cannot be combined."""
     _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 

@@ -22,12 +22,12 @@ def is_imitator(sampler: str) -> bool:
 
 
 def spans_hosts(cluster: Config) -> bool:
-    """Return whether a run may use several machines, so that Unix sockets cannot be used."""
+    """Return whether a run may use several machines, which cannot share Unix sockets."""
     return fact(cluster["_target_"], "spans_hosts", False)
 
 
 def is_external(inference: Config | None) -> bool:
-    """Return whether the user starts the vLLMs, which may then run on any machine."""
+    """Return whether the user starts the vLLM servers, which may then run on any machine."""
     return bool(inference) and fact(inference["_target_"], "is_external", False)
 
 
@@ -44,7 +44,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Config]:
-    """Return the references by dotted path: one, or one for each environment of a mixture."""
+    """Return the references by dotted path: a single one, or one per environment of a mixture."""
     if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):

@@ -18,33 +18,33 @@ class Learned:
     """Facts about the components of a run, found by calling them with made-up values."""
 
     loss_reads: tuple[str, ...]  # names of the fields of losses.tokens.Tokens that the loss reads
-    loss_weighs_sequences: bool  # the loss's file contains PER_SEQUENCE = True
-    loss_corrects: bool  # given old_logprobs, the loss also reads rollout_logprobs
-    correction_is_neutral: bool  # the correction leaves every weight at 1
-    divergence_is_linear: bool  # the estimator's gradient is the same for every token
+    loss_weighs_sequences: bool  # whether the loss's file contains PER_SEQUENCE = True
+    loss_corrects: bool  # whether the loss, given old_logprobs, also reads rollout_logprobs
+    correction_is_neutral: bool  # whether the correction leaves every weight at 1
+    divergence_is_linear: bool  # whether the gradient is the same for every token
     advantage_takes_turns: bool
-    advantage_is_reward: bool  # the advantage returns the rewards unchanged
-    advantage_compares: bool  # the only rollout of a group has the advantage 0
+    advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
+    advantage_compares: bool  # whether the only rollout of a group has the advantage 0
     advantage_refuses_negative: bool
     aggregation_takes_turns: bool
-    aggregation_weighs_sequences: bool  # every rollout has the same weight, whatever its length
-    truncation_lowers_rewards: bool  # a reward of 0 may become negative
+    aggregation_weighs_sequences: bool  # whether rollouts of any length weigh the same
+    truncation_lowers_rewards: bool  # whether a reward of 0 may become negative
     truncation_changes_rewards: bool
 
     @staticmethod
     def of(run: Run) -> "Learned":
-        """Return the facts that the supervisor wrote into a run's config.yaml."""
+        """Return the facts that the supervisor wrote into the config.yaml of a run."""
         if not run.learned:
             raise ValueError("config.yaml has no `learned`: start the run by train.py")
         return Learned.from_settings(run.learned)
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Convert the output of `asdict`, possibly read back from JSON or YAML, to facts."""
+        """Convert the output of `asdict`, possibly read back from JSON or YAML, to a `Learned`."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
-        """Return whether the loss reads one of these fields of its tokens."""
+        """Return whether the loss reads any of these fields of its tokens."""
         return not fields.isdisjoint(self.loss_reads)
 
     @property
@@ -59,7 +59,7 @@ class Learned:
 
     @property
     def compares_distributions(self) -> bool:
-        """Whether the loss reads logprobs of several candidates per token."""
+        """Whether the loss reads the logprobs of several candidate tokens per position."""
         return self.reads(CANDIDATES)
 
     @property
@@ -69,5 +69,5 @@ class Learned:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the loss reads the tokens alone, without rewards, ratios or a reference."""
+        """Whether the loss reads only the tokens: no rewards, ratios or reference logprobs."""
         return self.takes_any_text and not self.compares_distributions

@@ -12,7 +12,7 @@ from rl.config.facts import fact
 
 
 def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a sentence if two options of a node violate the target's constant ORDERED."""
+    """Yield a message if the first option of the target's ORDERED is not below the second."""
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if bottom is not None and top is not None and bottom >= top:
@@ -65,7 +65,7 @@ DECIDED_ELSEWHERE = {
 
 
 def free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each key of a free-form mapping that another option decides."""
+    """Yield a message for each key of deepspeed or inference.args that another option sets."""
     inference = config.get("inference")
     arguments = inference.get("args") if isinstance(inference, dict) else None
     for path, given in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):

@@ -24,11 +24,11 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a configuration mapping; 5 for a float becomes 5.0."""
+        """Return the typed node of a configuration mapping; a float option may be an int."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def stated(self, name: str, default: Any = None) -> Any:
-        """Return the node's key `name`, else the target's class attribute, else the default."""
+        """Return the value of `name` in the node, else in the target's class, else the default."""
         return self.node[name] if name in self.node else fact(self["_target_"], name, default)
 
     def plain(self) -> Node:
@@ -69,7 +69,7 @@ class AdapterNode(CoreNode):
 
     @property
     def freezes_base(self) -> bool:
-        """Whether only the adapter is trained."""
+        """Whether the base weights are frozen, so that only the adapter is trained."""
         return self.stated("freezes_base", False)
 
 
@@ -77,7 +77,7 @@ class AdapterNode(CoreNode):
 class SamplerNode(CoreNode):
     """The node of the sampler, which produces the rollouts (conf/sampler)."""
 
-    max_staleness: int = 0  # default for a user's sampler without this key
+    max_staleness: int = 0  # default for a user's sampler class without this option
 
     @property
     def uses_vllm(self) -> bool:
@@ -121,7 +121,7 @@ class InferenceNode(CoreNode):
 
 
 def replica_names(number: int) -> list[str]:
-    """Return the process names of the vLLM replicas; the name of a single one has no number."""
+    """Return the process names of `number` vLLM replicas; a single replica has no number."""
     return ["inference"] if number == 1 else [f"inference{i}" for i in range(number)]
 
 

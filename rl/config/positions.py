@@ -25,7 +25,7 @@ def positions_of(path: Any) -> int | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if it cannot be read; other checks report that."""
+    """Return the content of a JSON file, or {} if the file cannot be read or parsed."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text("utf-8"))
         return content if isinstance(content, dict) else {}
@@ -33,7 +33,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def too_long(path: Any, max_seq_len: int, group: str) -> str | None:
-    """Return why a model cannot process rows of this length; `group` is its config group."""
+    """Return why a model cannot process rows of this length; `group` is a config group."""
     longest = positions_of(path)
     if longest is None or max_seq_len <= longest:
         return None

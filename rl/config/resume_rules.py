@@ -18,11 +18,11 @@ from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 ROOT = Path(__file__).parents[2]
-_MAX_NAME_BYTES = 255  # bytes in a name, the limit of Linux
+_MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
-    *("resume", "run_name", "output_dir", "learned"),  # these keys describe the folder
+    *("resume", "run_name", "output_dir", "learned"),  # no options of the training itself
     "max_steps",
     "max_time",
     "trainer",
@@ -40,7 +40,7 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other keys of `trainer`
+FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
@@ -72,7 +72,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def changes(config: Config, saved: Path) -> Iterator[str]:
-    """Yield the changes since `saved` that would make the rest of a run another experiment."""
+    """Yield each change of an option since `saved` that would make this run another experiment."""
     try:
         before = yaml.safe_load(saved.read_text())
     except (OSError, ValueError, yaml.YAMLError):
@@ -116,20 +116,20 @@ def _may_change(key: str) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value in a form that can be compared: a path becomes absolute.
+    """Return a value that can be compared with another run's value: a path becomes absolute.
 
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), ROOT / value):
-            with suppress(OSError):  # the text is too long for a path
+            with suppress(OSError):  # the operating system rejects the text as a path
                 if path.exists():
                     return path.resolve()
     return value
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key; the keys of list items are their numbers."""
+    """Yield every leaf value with its dotted key; the key of a list item is its index."""
     items = dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

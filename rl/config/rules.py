@@ -94,7 +94,7 @@ def _sampling(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def lengths(config: Config) -> Iterator[str]:
-    """Compare the lengths of a turn, of a prompt and of a row with their limits."""
+    """Check that turns and prompts fit into max_seq_len, and that max_seq_len suits the model."""
     longest = config["max_seq_len"]
     for path, limits in _sampling(config):
         turn = limits.get("max_tokens")
@@ -179,7 +179,7 @@ def rollout_timeout(config: Config) -> Iterator[str]:
 
 
 def devices(config: Config) -> Iterator[str]:
-    """Refuse names of devices if the hosts are not known yet."""
+    """Refuse names of this machine's GPUs in a run that starts processes on other hosts."""
     for key in ("inference.devices", "trainer.devices"):
         names = value_of(config, key)
         if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
@@ -200,10 +200,10 @@ def time_limit(config: Config) -> Iterator[str]:
 
 def rewards(config: Config) -> Iterator[str]:
     """Require that each environment has a reward whose weight is not 0."""
-    members = value_of(config, "env.envs") or {}  # environments of a mixture
+    members = value_of(config, "env.envs") or {}  # the environments of a mixture by name
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
-        entries = value_of(config, f"{path}.rewards")  # an entry may define its own weight
+        entries = value_of(config, f"{path}.rewards")  # an entry may contain its reward's weight
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
         if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
@@ -256,7 +256,7 @@ def data_files(config: Config) -> Iterator[str]:
         for key in fact(node["_target_"], "local_files", ()):
             if not isinstance(value := node.get(key), str):
                 continue
-            file = Path(value).expanduser()  # a file or a glob pattern
+            file = Path(value).expanduser()  # the path of a file, or a glob pattern
             if file.is_dir():
                 yield f"{path}.{key}={value} is a folder: name the file in it that holds the rows"
             elif not glob(str(file)):

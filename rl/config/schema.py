@@ -23,8 +23,8 @@ from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
 
 FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
-RESUMES_FORMAT_1 = "4df5c0c"  # the last commit that can resume a run of format 1
-# Renamed keys: old name -> new name.
+RESUMES_FORMAT_1 = "4df5c0c"  # the last git commit that can resume a run of format 1
+# Renamed configuration keys: old name -> new name.
 RENAMED = {
     "model.warm_start.slips": "model.warm_start.corruption_rate",
     "sampler.slips": "sampler.corruption_rate",
@@ -64,9 +64,9 @@ def parsed() -> Iterator[None]:
 
 
 class Settings:
-    """The base class of the top levels of conf/train.yaml, evaluate.yaml, optimize_prompt.yaml."""
+    """The base class of the settings of train.yaml, evaluate.yaml and optimize_prompt.yaml."""
 
-    TYPED: ClassVar[Mapping[str, Any]]  # top-level key -> class that types its node
+    TYPED: ClassVar[Mapping[str, Any]]  # top-level key -> class of its typed node
     output_dir: str
     run_name: str
 
@@ -96,7 +96,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
-    """The resolved top level of conf/train.yaml, which explains each key."""
+    """The resolved settings of a training run; conf/train.yaml explains each key."""
 
     TYPED: ClassVar[Mapping[str, Any]] = {
         "model": ModelNode,
@@ -156,7 +156,7 @@ class Run(Settings):
 
     @property
     def groups_per_step(self) -> int:
-        """The number of groups per batch."""
+        """The number of groups per training step."""
         return self.batch_size // self.group_size
 
     @property

@@ -22,7 +22,7 @@ from pathlib import Path
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-# Modules are compared by identity, because hashing a syntax tree is slow.
+# Compare modules by identity, because hashing a syntax tree is slow.
 @dataclass(frozen=True, eq=False)
 class Module:
     """A parsed Python source file."""
@@ -49,9 +49,9 @@ class Option:
     """A keyword-only parameter of a target."""
 
     annotation: ast.expr | None
-    required: bool  # True if the parameter has no default
+    required: bool  # whether the parameter has no default
     module: Module  # module in which the annotation's names are looked up
-    configured: bool = False  # True if it is a parameter of the method `configure`
+    configured: bool = False  # whether this is a parameter of the method `configure`
 
 
 Options = dict[str, Option]
@@ -74,11 +74,11 @@ def source(name: str) -> Module | None:
 
 
 def spec_of(name: str) -> ModuleSpec | None:
-    """Return the same as importlib.util.find_spec, but do not import the parent packages."""
+    """Return a module's spec like importlib.util.find_spec, without importing parent packages."""
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec, such as __main__
+    except ValueError:  # the module has no spec, such as __main__
         return None
     for name_below in rest:
         if spec is None or spec.submodule_search_locations is None:
@@ -149,7 +149,7 @@ def read(target: str) -> Options:
         return _parameters(module, definition)
     made = _method(module, definition, "__init__") or {}
     later = _method(module, definition, "configure") or {}
-    # The constructor gets an option that both methods have.
+    # If both methods have an option, the constructor receives it.
     return {key: replace(option, configured=True) for key, option in later.items()} | made
 
 

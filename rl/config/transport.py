@@ -34,7 +34,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender that `sync` names; sync=auto chooses the smallest push that is exact."""
+    """Return the sender that `sync` names; sync=auto chooses the smallest exact weight push."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen
@@ -48,7 +48,7 @@ def transport(config: Node) -> Transport:
 
 
 def why_other_host(config: Node) -> str | None:
-    """Return why vLLM may be on another host than the trainer, or None if it cannot be."""
+    """Return why vLLM may be on another host than the trainer, or None if both are on one host."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
         return "an external vLLM may be on another host"

@@ -35,7 +35,7 @@ _KEYS = (
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
 _LAST_LINES = 5
-LIMIT_S = 600.0  # seconds to wait for all configurations of a sweep
+LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
 Answer = Mapping[str, Any]
 
 
@@ -98,22 +98,22 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the source files that a configuration's dry call imported, except libraries.
+        """Return the source files that a configuration's dry call imported, except library files.
 
-        Raise ConfigError as `learned` does.
+        Raise ConfigError if the dry call found a problem.
         """
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
     def completed(self, run: Run) -> Run:
-        """Return the run with the facts of its dry call; raise ConfigError as `learned` does."""
+        """Return the run with the facts of its dry call; raise ConfigError if it failed."""
         return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
         try:
             status = self._child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:  # native code can ignore the child's own timer
+        except subprocess.TimeoutExpired:  # native code can block the child's own timer
             self._child.kill()
             status = self._child.wait()
         try:
@@ -131,7 +131,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that affect a dry call; the seed and the folder do not."""
+    """Return the part of a configuration that affects its dry call, without seed and folder."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
 
@@ -158,7 +158,7 @@ def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
 
 
 def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
-    """Write an answer to the cache atomically; ignore a cache that cannot be written."""
+    """Write an answer to the cache atomically; do nothing if the cache is not writable."""
     path = _cache_file(config)
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}

@@ -22,9 +22,9 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
 ENV_TIMEOUT_S = 2.0
-_MAX_EXAMPLES = 16  # number of examples per pool that the order gets
+_MAX_EXAMPLES = 16  # number of examples per pool in the dry call of the order
 _ROUNDS = 3
-# Problems and pools by environment, cached for sweeps. The pools are None if reading was too slow.
+# environment node -> problems and pools, cached for sweeps; pools are None after a failure.
 _EXAMPLES_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
@@ -121,7 +121,7 @@ def were_read(node: Any) -> bool:
 
 
 def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return the problems of the examples, and the pools or None if they could not be read."""
+    """Return the problems of an environment's examples, and its pools or None after a failure."""
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
@@ -135,7 +135,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise Unusable(f"has examples of type {kind}: return envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # only the main thread may set a signal handler
+            except ValueError as error:  # a signal handler outside the main thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []

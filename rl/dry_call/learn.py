@@ -66,7 +66,7 @@ def learn(config: Config) -> Learned:
 
 
 def completed(config: Config) -> Run:
-    """Return a configuration's run after a dry call in this process, for benchmarks and tests."""
+    """Return the configured run after a dry call in this process, for benchmarks and tests."""
     return Run.of({**config, "learned": asdict(learn(config))})
 
 
@@ -121,7 +121,7 @@ def _too_slow(*_: object) -> None:
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
-    """Write the answers for these configurations and the files that they depend on."""
+    """Write an answer per configuration, and the source files that all answers depend on."""
     from rl.dry_call import tensors  # noqa: F401 torch is imported before the clock starts
 
     signal.signal(signal.SIGALRM, _too_slow)
@@ -132,4 +132,4 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 if __name__ == "__main__":
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # do not wait for an environment that still loads its data
+    os._exit(0)  # an environment's thread may still load data, so do not wait for it

@@ -14,7 +14,7 @@ class Unusable(ValueError):
 
 
 class Report:
-    """The problems of one configuration."""
+    """The problems found in the dry call of one configuration."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -29,7 +29,7 @@ class Report:
     ) -> Iterator[None]:
         """Record an error in the block as a problem of `made`, which was called with `given`.
 
-        An error of the type `unknown` is ignored, because made-up values may cause it.
+        An error of the type `unknown` is ignored, because made-up values may cause such an error.
         """
         try:
             yield

@@ -41,7 +41,7 @@ def made_up_rollout(
 
 
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
-    """Call an advantage on made-up groups; return whether it accepts turns, and other facts."""
+    """Call an advantage on made-up groups; return the facts named advantage_* in Learned."""
     # The first reward is not 0, so that a group of one shows whether a baseline is subtracted.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
@@ -53,13 +53,13 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     by_turn = False
 
     def shaped(rewards: Sequence[float | None]) -> list[Any]:
-        """Return one reward per rollout, or if by_turn a list of one to three turn rewards."""
+        """Return one reward per rollout; if by_turn, one to three turn rewards per rollout."""
         if not by_turn:
             return list(rewards)
         return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
 
     def succeeds(report: Report, what: str) -> bool:
-        """Return whether the advantage returned valid numbers for one of the cases."""
+        """Return whether the advantage returned valid numbers for the case named `what`."""
         given = shaped(cases[what])
         return _called(report, "advantage", advantage, what, by_turn, given) is not None
 
@@ -111,7 +111,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 def _called(
     report: Report, group: str, made: Any, what: str, by_turn: bool, given: list[Any], *more: Any
 ) -> Any:
-    """Call a component; return its result, or None if it is not one number per rollout."""
+    """Call a component; return its result, or None if the result is not one number per rollout."""
     with report.calling(group, made, what):
         result = made(given, *more)
         _require_numbers(result, given, by_turn)
@@ -120,7 +120,7 @@ def _called(
 
 
 def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "rollout") -> None:
-    """Raise Unusable unless `result` has one number per item, or per turn if items are lists."""
+    """Raise Unusable unless `result` has a number per item of `given`, or per turn if by_turn."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"

@@ -16,7 +16,7 @@ from rl.dry_call.report import Report, Unusable, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names of the run's own metrics. A loss must not return a metric with one of these names.
+# Metric names of the run itself. A loss must not return a metric with one of these names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -61,9 +61,9 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return tokens, their tensors that need a gradient, and a set that collects used fields.
+    """Return made-up tokens, the tensors that need a gradient, and a set of the used fields' names.
 
-    `change` is added to rollout_logprobs.
+    `change` is added to rollout_logprobs. The set is empty until a loss uses a field.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -125,7 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 def check_token_loss(
     result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
 ) -> None:
-    """Raise Unusable unless `result` is a TokenLoss of eight numbers with a gradient."""
+    """Raise Unusable unless `result` is a TokenLoss of eight losses with a gradient."""
     if not isinstance(result, TokenLoss):
         raise Unusable(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
@@ -147,7 +147,7 @@ def check_token_loss(
 
 
 def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise Unusable unless each metric is a tensor of one number per token or of one number."""
+    """Raise Unusable unless each metric has one number per token, or one number in total."""
     if not isinstance(metrics, Mapping):
         raise Unusable(
             f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
@@ -177,7 +177,7 @@ def _describe(value: Any) -> str:
 
 
 def check_correction(report: Report, correction: Any) -> bool:
-    """Return whether a correction leaves all weights at 1, however far trainer and vLLM differ."""
+    """Return whether a correction leaves all weights at 1, even for ratios far from 1."""
     gaps = torch.tensor([5.0, -5.0, 2.0, 3.0, 4.0, -5.0, -4.0, -3.0])
     old = torch.full((NUM_TOKENS,), -6.0)
     ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])

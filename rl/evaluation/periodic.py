@@ -46,7 +46,7 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:
-        """Return whether to evaluate a version: each `every`-th, the first and the last."""
+        """Return whether to evaluate a version: every multiple of `every`, and the last version."""
         return version % self.every == 0 or version == last
 
 

@@ -34,7 +34,7 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
 
 def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
-    # Not the run's seed, so that runs with different seeds play the same examples.
+    # A fixed seed is used, so that runs with different seeds play the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 

@@ -13,7 +13,7 @@ from envs.episode import Example
 from rl.records import Rollout
 
 TOO_HARD, TOO_EASY = 0.0, 0.8  # training needs a pass@1 between these bounds
-MAX_ZERO_SPREAD = 0.5  # advise if at least this share of examples has equal rewards
+MAX_ZERO_SPREAD = 0.5  # smallest share of examples with equal rewards that gets advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class Summary:
 
 
 def summarise(played: Sequence[Played], threshold: float) -> Summary:
-    """Return the summary of an evaluation; a rollout passes with reward >= threshold.
+    """Return the summary of an evaluation; a rollout passes if its reward >= threshold.
 
     For a mixture, `envs` contains the summary of each environment.
     """
@@ -139,7 +139,7 @@ def average(values: Sequence[float]) -> float:
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the means that training and evaluation share, by metric name without prefix."""
-    lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens
+    lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
         "max_length": max(lengths, default=0),
@@ -187,7 +187,7 @@ def standard_error(groups: RewardGroups) -> float:
 
 
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
-    """Return the share of examples that at least one of k rollouts passes, reward >= threshold.
+    """Return the share of examples for which one of k rollouts or more has reward >= threshold.
 
     Examples with fewer than k scored rollouts are left out; NaN if no example remains.
     """

@@ -25,8 +25,8 @@ from rl.runtime.devices import open_files
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
-_KEEP_ALIVE_S = 2.0  # less than the 5 s after which vLLM closes idle connections
-_MAX_FAILURES = 32  # number of consecutive requests that failed after all their retries
+_KEEP_ALIVE_S = 2.0  # seconds that idle connections stay open; vLLM closes them after 5 s
+_MAX_FAILURES = 32  # maximum number of consecutive requests that failed after all their retries
 _CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
 
 
@@ -41,8 +41,8 @@ class RequestTally:
 class VLLMClient:
     """The client that sends a run's requests to its vLLM replicas; an async context manager.
 
-    If a replica is lost and another one serves, the client sends the unanswered requests to the
-    other one, with the same prompts. So finished turns are not sampled again.
+    If a replica is lost and another replica serves, the client sends the unanswered requests, with
+    the same prompts, to the other replica. So finished turns are not sampled again.
 
     Raises:
         RequestFailed: one request failed, after three retries if a retry could help.
@@ -52,7 +52,7 @@ class VLLMClient:
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: the policy's name in vLLM; `timeout`: seconds to wait for data from vLLM."""
+        """`model`: the policy's name in vLLM; `timeout`: most seconds between reads from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
         self.salt = uuid4().hex[:8]  # unique: an external server may cache an earlier run's blocks
         self._tally = tally or RequestTally()
@@ -69,16 +69,16 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Yield a client for requests that share prompts; all of them go to one replica."""
+        """Yield a client for requests that share prompts; it sends all requests to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
     async def request(
         self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
     ) -> T:
-        """Post a request and return `read(answer)`; retry failures that may be temporary.
+        """Post `body` to the route `path` and return `read(answer)`; retry temporary failures.
 
-        `n` is the number of requested completions.
+        `n` is the number of requested completions, which counts as load of the replica.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
@@ -102,7 +102,7 @@ class VLLMClient:
             return answer
 
     def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
-        """Count a failed request. After many in a row, exclude the replica or stop the run."""
+        """Count a failed request. After many consecutive failures, exclude the replica or raise."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
         if self._tally.num_failed_in_a_row >= _MAX_FAILURES:
@@ -110,11 +110,11 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}; see {route.replica.log}"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails, others answer
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # this replica fails, but other ones answer
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Exclude a replica that has ended; return whether another one can answer the request."""
+        """Exclude a replica that has ended; return whether another replica can answer instead."""
         if route.lost:
             return True
         if not failure.unanswered or len(self._router.routes) == 1:
@@ -133,7 +133,7 @@ class VLLMClient:
         except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, unanswered=True) from error
-        except TimeoutError as error:  # do not retry, because a retry would also time out
+        except TimeoutError as error:  # do not retry, because a retry would probably time out again
             raise AttemptFailed(
                 f"vLLM was silent for {self._timeout:g} s", retryable=False, unanswered=True
             ) from error
@@ -145,7 +145,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The request waited for a connection in the session that `_close_session` closed.
+            # The request waited for a connection of the session that `_close_session` closed.
             raise AttemptFailed(f"{route.replica.name} was lost") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -184,7 +184,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica, so that its open requests move to another one."""
+        """Close the connections to a replica, so that its open requests move to another replica."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)

@@ -21,25 +21,25 @@ class AttemptFailed(Exception):
 
     def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
-        self.retryable = retryable  # True if another attempt may succeed
-        self.unanswered = unanswered  # True if vLLM sent no answer, so that it may have ended
+        self.retryable = retryable  # whether another attempt may succeed
+        self.unanswered = unanswered  # whether vLLM sent no answer, so that it may have ended
 
 
 @dataclass(frozen=True)
 class Completion:
     """A completion that vLLM sampled. P: tokens of the prompt, N: sampled tokens."""
 
-    token_ids: list[int]  # [N] includes the stop token
-    logprobs: list[float]  # [N] under the distribution that vLLM sampled from
+    token_ids: list[int]  # [N] sampled tokens, including the stop token
+    logprobs: list[float]  # [N] logprob of each token under the distribution that vLLM sampled from
     versions: list[int]  # [N] policy version that sampled each token
-    cut_off: bool  # True if max_tokens ended the completion, not the policy
+    cut_off: bool  # whether max_tokens ended the completion, not the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
-    num_untracked_tokens: int = 0  # tokens sampled by a server that returns no token ids
-    stop: str | None = None  # the matched text of sampler.stop; token_ids include its tokens
+    num_untracked_tokens: int = 0  # number of tokens sampled by a server that returns no token ids
+    stop: str | None = None  # text of sampler.stop that ended sampling; its tokens are in token_ids
 
 
 def completion_of(choice: dict[str, Any], prompt_ids: list[int]) -> Completion:
-    """Convert one choice of vLLM's answer to a prompt.
+    """Convert one choice of vLLM's answer into a Completion of the prompt.
 
     Raise AttemptFailed if vLLM aborted the choice, or if a token has no logprob or no version.
     """

@@ -40,7 +40,7 @@ class ExternalServers:
         self.servers()  # raises an error for a wrong URL before the run starts a process
 
     def servers(self) -> list[Replica]:
-        """Return the servers with addresses and key; raise ValueError if a setting is wrong."""
+        """Return the servers with addresses and key; raise ValueError if `urls` or key is wrong."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError("inference.urls must name one server or more, each of them once")
@@ -55,7 +55,7 @@ class ExternalServers:
 
 
 def address_of(url: str) -> Address:
-    """Return the address in a server's URL; raise ValueError if the URL has another form."""
+    """Return the address in a server's URL; raise ValueError if it is no HTTP or Unix address."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)
@@ -97,7 +97,7 @@ def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
             "larger --max-model-len, or lower max_seq_len"
         )
     for route in _REQUIRED_ROUTES:
-        # A GET changes nothing. An existing route answers it with an error other than 404.
+        # A GET changes nothing. An existing route answers a GET with an error other than 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}

@@ -30,7 +30,7 @@ class KeyGuard:
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on requests that have the key and reject all others."""
+        """Pass requests that have the key to vLLM and reject all other requests."""
         # Only uvicorn sends `lifespan`, when it starts and stops; clients cannot send it.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self._app(scope, receive, send)

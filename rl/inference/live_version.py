@@ -10,5 +10,5 @@ class LiveVersion:
     number: int = -1
 
     def publish(self, number: int) -> None:
-        """Record that vLLM samples with this version from now on."""
+        """Record that vLLM samples with policy version `number` from now on."""
         self.number = number

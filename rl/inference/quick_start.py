@@ -2,10 +2,10 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. This module selects the same on a CPU.
+GPUs, vLLM forks the engine and runs the worker inside it, and this module makes a CPU do likewise.
 vLLM spawns on a CPU to bind each worker's OpenMP threads to cores before OpenMP is loaded. Instead,
 OMP_NUM_THREADS (server.py) sets the number of threads and the operating system places them. An
-engine with several workers starts as before.
+engine with several workers starts as in unmodified vLLM.
 
 Even in eager mode, vLLM compiles the function that ranks each token among the vocabulary. For a
 small vocabulary the uncompiled function takes 0.1 ms, but each compilation takes seconds.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from vllm.platforms import current_platform
 
-_SMALL_VOCAB = 1024  # ranking 256 rows takes 0.1 ms with 512 tokens, 200 ms with 150,000
+_SMALL_VOCAB = 1024  # number of tokens; 256 rows take 0.1 ms to rank with 512, 200 ms with 150,000
 
 
 def start_quickly() -> None:

@@ -17,7 +17,7 @@ class Replica:
     name: str  # the process name: inference, or inference0, inference1, ...
     address: Address
     incarnation: int = 0  # number of restarts before this start
-    key: str | None = field(default=None, repr=False)  # required by vLLM's routes on a TCP port
+    key: str | None = field(default=None, repr=False)  # key that vLLM requires on a TCP port
 
     @property
     def headers(self) -> dict[str, str]:
@@ -31,7 +31,7 @@ class Replica:
 
 
 def refuses_connections(replica: Replica) -> bool:
-    """Return whether the replica refuses connections; an ended one does, a busy one does not."""
+    """Return whether the replica refuses connections, as an ended one does and a busy one not."""
     try:
         replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):

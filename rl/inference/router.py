@@ -19,24 +19,24 @@ class Route:
     """A replica and its current load."""
 
     replica: Replica
-    num_groups: int = 0  # groups that use this replica
-    num_pending: int = 0  # completions that are requested but not answered
-    num_completions: int = 0  # completions since the last logged metrics
-    num_tokens: int = 0  # sampled tokens since the last logged metrics
-    num_failed_in_a_row: int = 0  # consecutive failed requests
+    num_groups: int = 0  # number of groups that use this replica
+    num_pending: int = 0  # number of completions that are requested but not answered
+    num_completions: int = 0  # number of completions since the last logged metrics
+    num_tokens: int = 0  # number of sampled tokens since the last logged metrics
+    num_failed_in_a_row: int = 0  # number of consecutive failed requests
     lost: bool = False
     close_session: Callable[[], None] = lambda: None  # closes the connections of open requests
 
 
 @dataclass(eq=False)
 class Group:
-    """Requests that use the same replica: those of a group of rollouts, or a single request."""
+    """Requests that use the same replica: requests of a group of rollouts, or a single request."""
 
     router: "Router"
     _route: Route | None = None
 
     def route(self) -> Route:
-        """Return the group's route: the same replica as before, unless that one was lost."""
+        """Return the group's route: the same replica as before, unless that replica was lost."""
         if self._route is None or self._route.lost:
             self.leave()
             self._route = self.router.least_busy()
@@ -88,11 +88,11 @@ class Router:
             self._routes = {name: Route(replica) for name, replica in given.items()}
 
     def least_busy(self) -> Route:
-        """Return the route with the fewest groups, or with the fewest completions among equals."""
+        """Return the route with the fewest groups; among equals, with the fewest completions."""
         return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_pending))
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using this replica; return False if it is the only one, because one must remain."""
+        """Stop using a replica; return False if it is the only one, which must remain in use."""
         if route.lost:
             return True
         if self._routes.keys() <= {route.replica.name}:

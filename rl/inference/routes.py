@@ -32,7 +32,7 @@ class VLLMRoutes:
     less than many training steps, and a request on a closing connection fails.
 
     Raises:
-        RunFailed: from every method: vLLM refused, answered too late or cannot be reached.
+        RunFailed: every method raises it if vLLM refuses, answers too late or cannot be reached.
     """
 
     def __init__(
@@ -77,26 +77,26 @@ class VLLMRoutes:
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM read the weights that `info` locates."""
+        """Make vLLM read and load the weights that `info` locates."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
-        """Finish the update, so that vLLM samples with the new weights under this version."""
+        """Finish the update, so that vLLM samples with the new weights as policy `version`."""
         self._post("/finish_weight_update", {"weight_version": str(version)})
 
     def set_version(self, version: int) -> None:
-        """Make vLLM report this version for each new token; the weights do not change."""
+        """Make vLLM report this policy version for each new token; the weights do not change."""
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the adapter in a folder into vLLM; requests select it by `name`."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
         if not self._accepts("/v1/load_lora_adapter", adapter):
-            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer loaded this name
+            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer used this name
             self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
-        """Return the logprob of each token except the first, at temperature 1."""
+        """Return vLLM's logprob of each token except the first, at temperature 1."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
         entries = self._post("/inference/v1/generate", body)["prompt_logprobs"][1:]
@@ -171,13 +171,13 @@ def healthy(replica: Replica) -> bool:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Token counters of vLLM's prefix cache since vLLM's start: looked up, and found."""
+    """Token counters of vLLM's prefix cache since vLLM's start: tokens searched, tokens found."""
 
     num_queries: float = 0.0
     num_hits: float = 0.0
 
     def share_since(self, before: "PrefixCache | None") -> float:
-        """Return the share of prompt tokens that were found since an earlier reading."""
+        """Return the share of prompt tokens found in the cache since the counters `before`."""
         before = before or PrefixCache()
         num_queries = self.num_queries - before.num_queries
         return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
@@ -193,19 +193,19 @@ def prefix_cache(replica: Replica) -> PrefixCache | None:
     counts = {}
     for what in ("queries", "hits"):
         found = re.findall(rf"^vllm:prefix_cache_{what}_total\S* (\S+)$", text, re.MULTILINE)
-        counts[what] = sum(map(float, found))  # vLLM reports one line per engine
+        counts[what] = sum(map(float, found))  # vLLM reports one counter per engine
     return PrefixCache(counts["queries"], counts["hits"])
 
 
 def wait_until_healthy(
     replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Block until vLLM answers, at most `timeout` seconds.
+    """Block until vLLM answers its health route, at most `timeout` seconds.
 
     Args:
         replica: the vLLM to wait for.
-        timeout: seconds (inference.startup_timeout).
-        check: called between two attempts; raises if vLLM can no longer start.
+        timeout: most seconds to wait (inference.startup_timeout).
+        check: function called between two attempts; it raises if vLLM can no longer start.
     """
     deadline = time.monotonic() + timeout
     while not healthy(replica):

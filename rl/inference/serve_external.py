@@ -54,9 +54,9 @@ def required_key(run_folder: RunFolder) -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = server_process(run_folder, address)
-    del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host
+    del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host, which another host lacks
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # anonymous file in memory: the key stays off disks
+        key_file = os.memfd_create("key", 0)  # an anonymous file in memory keeps the key off disks
         os.write(key_file, required_key(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

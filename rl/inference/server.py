@@ -30,8 +30,8 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_EXIT_DELAY_S = 0.2  # vLLM closes its connections this long before its process ends
-# The model name in requests. The key is whether the trainer pushes only the adapter: vLLM serves
+_EXIT_DELAY_S = 0.2  # seconds between the end of vLLM's connections and the end of its process
+# The model name in requests, by whether the trainer pushes only the adapter, because vLLM serves
 # the base model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
@@ -60,7 +60,7 @@ class ServedPolicy:
     """The properties of the policy that vLLM needs at its start."""
 
     dtype: str
-    max_seq_len: int  # tokens of the longest row that vLLM must accept
+    max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # seed of the sampling; with equal seeds, replicas would sample the same tokens
     # limits of the pushed adapter; None if whole weights are pushed
     adapter: AdapterLimits | None = None
@@ -103,8 +103,8 @@ class VLLMServer:
             "max-model-len": max_seq_len,
             "seed": seed,
             "tensor-parallel-size": self.tensor_parallel_size,
-            "logprobs-mode": "processed_logprobs",  # logprobs after temperature scaling
-            "enable-scale-out": True,  # adds the route that accepts and returns token ids
+            "logprobs-mode": "processed_logprobs",  # return logprobs after temperature scaling
+            "enable-scale-out": True,  # add the route that accepts and returns token ids
             "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
             "enable-lora": adapter is not None,
             "max-lora-rank": adapter and adapter.rank,
@@ -128,10 +128,10 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables; `key_file` is None unless vLLM has a TCP port."""
+        """Return vLLM's environment variables; `key_file` is None if vLLM uses a Unix socket."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
-            "VLLM_SERVER_DEV_MODE": "1",  # adds the routes that pause, load weights and resume
+            "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
             "VLLM_NO_USAGE_STATS": "1",
@@ -142,9 +142,9 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return the thread limit of a vLLM that may use the whole machine: one core stays free.
+    """Return the thread limit of a vLLM that may use all cores of the machine but one.
 
-    A value of OMP_NUM_THREADS in the environment has priority. A GPU needs no limit.
+    A value of OMP_NUM_THREADS in the environment has priority. On a GPU, vLLM needs no limit.
     """
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
@@ -170,10 +170,10 @@ def vllm_process(
 
     Args:
         server: the settings of vLLM.
-        run_folder: contains the model, the key and the folder for temporary files.
+        run_folder: the folder with the model, the key and the temporary files.
         replica: the name and the address of the vLLM.
         policy: the properties of the policy that vLLM needs.
-        place: environment variables with its devices and cores; None allows the whole machine.
+        place: environment variables that set its GPUs and threads; None allows the whole machine.
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
@@ -206,7 +206,7 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a replica's command line and environment variables; `place` is as in vllm_process."""
+    """Return a replica's command line and environment variables; see vllm_process for `place`."""
     # Each replica and each restart uses another seed, so that samples are not repeated.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
@@ -220,7 +220,7 @@ def serving(
     """Serve the model of a run folder on its Unix socket during the block; yield the routes.
 
     Raises:
-        RunFailed: vLLM did not start, or ended during the block; quotes the end of its log.
+        RunFailed: vLLM did not start, or ended during the block; the message quotes its log's end.
     """
     run_folder.private.make()
     replica = only_replica(run_folder)
@@ -245,7 +245,7 @@ def serving(
             yield stack.enter_context(routes)
         except Exception:
             time.sleep(_EXIT_DELAY_S)
-            check_child()  # raises RunFailed if vLLM has ended, which caused the block's error
+            check_child()  # raises RunFailed if vLLM has ended and so caused the block's error
             raise
         check_child()  # the block may tolerate failed requests, so check vLLM again
 

@@ -1,8 +1,8 @@
 """Check that a plan fits the memory of its hosts and GPUs, and compute vLLM's share of a GPU.
 
-Estimates are up to 15 % off (docs/scaling.md), so a plan is refused only if 85 % of its estimate is
-too much. The error shows the arithmetic. Memory that other programs use at the moment does not
-count, because they may end. The plan's page shows whether the full estimate fits.
+Estimates are up to 15 % off (docs/scaling.md), so a plan is refused only if 85 % of the estimate
+exceeds the memory. The error shows the arithmetic. Memory that other programs use at the moment
+does not count, because they may end. The plan's page shows whether the full estimate fits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
-_REFUSED_SHARE = 0.85  # refuse a plan only if this share of its estimate is too much
-_LEFT_FREE = 0.03  # share of a shared GPU that stays free
-_UNKNOWN_SHARE = 0.45  # vLLM's share of a shared GPU whose size is unknown
+_REFUSED_SHARE = 0.85  # refuse a plan only if this share of the estimate exceeds the memory
+_LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and vLLM share the GPU
+_UNKNOWN_SHARE = 0.45  # vLLM's fraction of a GPU of unknown size that it shares with the trainer
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
     "trainer.gradient_checkpointing=true or adapter=lora, use fewer processes on a machine "
@@ -49,7 +49,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with the amount of memory that vLLM may use.
+    """Return the run's config, completed by the amount of memory that vLLM may use.
 
     Raises:
         ConfigError: a host or GPU has too little memory; the message names options that need less.
@@ -108,7 +108,7 @@ def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
 
 
 def _cache_gib(run: Run, shape: Shape) -> int:
-    """Return the GiB of vLLM's cache on a CPU; raise ConfigError if one row does not fit."""
+    """Return the GiB of vLLM's key-value cache on a CPU; raise ConfigError if no row fits."""
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
@@ -123,7 +123,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the share of a GPU that vLLM may use, or None if no rank uses the same GPU."""
+    """Return the fraction of a GPU that vLLM may use; None if no trainer rank uses the same GPU."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
@@ -136,12 +136,12 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
 
 
 def arithmetic(name: str, need: Bytes) -> str:
-    """Return e.g. `trainer 10.3 = weights 0.8 + optimizer 4.9 + ...`, the largest term first."""
+    """Return a sum as text, e.g. `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
     terms = sorted(need.items(), key=lambda item: -item[1])
     shown = " + ".join(f"{key} {gib(value)}" for key, value in terms if value >= 0.05 * GIB)
     return f"{name} {gib(sum(need.values()))} = {shown}"
 
 
 def gib(value: float) -> str:
-    """Return a number of bytes as text in GiB."""
+    """Format a number of bytes in GiB with one decimal."""
     return f"{value / GIB:.1f}"

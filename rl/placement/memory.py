@@ -6,9 +6,9 @@
     step           copies that the optimizer makes during its step
     activations    tensors that autograd saves per token for the backward pass, in our layers and in
                    transformers' layers (coefficients below)
-    logits         the logits of one chunk, forward or backward
+    logits         the logits of one chunk of tokens, in the forward or the backward pass
     push           the weights in memory while rank 0 sends them
-    key-values     vLLM's cache
+    key-values     vLLM's cache of keys and values
 
 The copies that DeepSpeed makes, and the memory that the allocator of a CPU keeps between passes,
 were measured (docs/scaling.md).
@@ -25,18 +25,18 @@ from rl.model.shape import GIB, Shape, bytes_of
 
 Bytes = dict[str, float]  # purpose -> bytes
 
-_RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and their kernels, for a rank on a CPU
+_RUNTIME = 0.67 * GIB  # memory of Python, torch, DeepSpeed and kernels, for a rank on a CPU
 _CUDA_RUNTIME = 1.0 * GIB  # CUDA context and NCCL buffers, in GPU memory
-_CUDA_HOST = 3.0 * GIB  # CUDA's libraries take this much host memory
-_FLOAT32_ATTENTION_LEN = 512  # tokens; longer rows use half precision (rl/model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors on the activations for allocator waste
+_CUDA_HOST = 3.0 * GIB  # host memory that CUDA's libraries use
+_FLOAT32_ATTENTION_LEN = 512  # tokens of the longest row with float32 attention (model/loading.py)
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors by which allocator waste increases the activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # two processes on a CPU; their shared libraries count once
-# each tensor-parallel worker, which vLLM spawns instead of forking
+_VLLM_RUNTIME = 1.2 * GIB  # memory of vLLM's two processes on a CPU; shared libraries count once
+# memory of each tensor-parallel worker, which vLLM spawns instead of forking
 _VLLM_PER_WORKER = 0.6 * GIB
-# Factor on the weights: a push on a CPU leaves copies, for the kernels and in the allocator.
+# Factor on the weights, because a push on a CPU leaves copies for kernels and in the allocator.
 _VLLM_WEIGHTS_ON_CPU = 1.3
-_VLLM_CUDA_RUNTIME = 1.5 * GIB  # CUDA context, CUDA graphs, largest forward pass
+_VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory of CUDA context, CUDA graphs and largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB
 _VLLM_UTILIZATION = 0.92  # vLLM 0.32's default share of a GPU
 
@@ -47,18 +47,18 @@ class _Stage:
 
     gradients: float
     step: float
-    shares_gradients: bool = False  # each rank stores only its share of the gradients
+    shares_gradients: bool = False  # whether each rank stores only its share of the gradients
     buffers: float = 0.0
 
 
-# Measured with one rank. torch's AdamW on one flat tensor allocates two more tensors of its size.
+# Measured with one rank. AdamW on one flat tensor allocates two more tensors of the same size.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
     2: _Stage(gradients=4, step=12, shares_gradients=True),
     3: _Stage(gradients=4, step=12, shares_gradients=True, buffers=12),
 }
-_BUCKET = 5e8  # numbers in DeepSpeed's largest buffer
+_BUCKET = 5e8  # number of elements in DeepSpeed's largest buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Need:
 
 
 def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: bool) -> Need:
-    """Return the peak memory of one rank; the `first` rank also pushes the weights."""
+    """Return the peak memory of one trainer rank; the `first` rank also pushes the weights."""
     trained = trained_parameters(run, shape)
     states = _states(run, shape.parameters, trained, ranks)
     if run.critic.get("optim"):  # the critic is a second trained model with a one-row head
@@ -91,7 +91,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         "logits": _logits(run, shape, ranks),
     }
     step = states.pop("step")
-    if on_gpu:  # the allocator reuses the memory of the passes for the optimizer step
+    if on_gpu:  # the allocator reuses memory of forward and backward passes for the optimizer step
         work["activations"] = max(work["activations"], step - work["logits"])
     else:
         states["step"] = step
@@ -99,13 +99,13 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     compute = {**states, **work, "reference": copies}
     pushed = _pushed(run, shape) if first else 0.0
     if not on_gpu:
-        # A model that the trainer initialises first exists in float32.
+        # A model that the trainer initialises exists in float32 before its conversion.
         spare = _initialised(run, shape) - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # copy from GPU to file
+    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # host copy of the weights
     return Need(
         device={"runtime": _CUDA_RUNTIME, **stays},
         host={"runtime": _CUDA_HOST, **moved, "push": pushed + copied},
@@ -136,7 +136,7 @@ def row_bytes(run: Run, shape: Shape) -> float:
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
-    """Return the share of a GPU that vLLM uses."""
+    """Return the fraction of a GPU's memory that vLLM uses."""
     return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
 
 
@@ -160,7 +160,7 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
     return {
         "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -219,7 +219,7 @@ def _num_references(run: Run) -> int:
 
 
 def _pushed(run: Run, shape: Shape) -> float:
-    """Return the bytes that rank 0 holds during a push; an adapter needs a merged copy."""
+    """Return the bytes that rank 0 holds during a push; merging an adapter needs another copy."""
     if not run.sampler.uses_vllm:
         return 0.0
     trained = trained_parameters(run, shape)

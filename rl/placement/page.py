@@ -9,7 +9,7 @@ from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-_MIN_SHOWN = 0.05 * GIB  # the page omits smaller terms
+_MIN_SHOWN = 0.05 * GIB  # the table omits smaller amounts of memory
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
@@ -33,7 +33,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    if processes is not None and not plan.on_gpus:  # on GPUs the column shows GPU memory instead
+    if processes is not None and not plan.on_gpus:  # with GPUs, the column shows GPU memory
         where = "host 0" if len(hosts) > 1 else ""
         lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
     a, b, c = (max(len(line[i]) for line in lines) for i in range(3))

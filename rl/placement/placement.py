@@ -70,7 +70,7 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     """Return the place of every process of a run.
 
     Args:
-        run: a checked config, whose counts may be null.
+        run: a checked config, whose numbers of ranks and replicas may be null.
         hosts: the devices and cores of each machine, the supervisor's machine first.
 
     Raises:

@@ -61,7 +61,7 @@ def _hinted_envs(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset
     """Return the names of environments whose reference model sees hints.
 
     Raises:
-        ValueError: an example of such an environment has no hint.
+        ValueError: an example of one of these environments has no hint.
     """
     hinted: set[str] = set()
     for pool in pools:

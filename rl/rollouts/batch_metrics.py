@@ -66,7 +66,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each named reward at each turn, over the rollouts with this turn."""
+    """Return the mean of each named reward at each turn, over the rollouts that have this turn."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, rewards in rollout.turn_rewards.items():

@@ -29,9 +29,9 @@ class RewardShaping:
     """The reward shaping of conf/reward, which changes rewards before the advantage.
 
     Attributes:
-        normalise_each: False: compute one advantage of the weighted sum of the named rewards. True:
-            compute an advantage of each named reward, then the weighted sum, so that rewards with
-            small and large spreads count equally. GDPO, arXiv:2601.05242.
+        normalise_each: whether to compute an advantage of each named reward, then the weighted sum
+            (GDPO, arXiv:2601.05242), so that rewards with small and large spreads count equally.
+            If not, compute one advantage of the weighted sum of the named rewards.
         length_penalty: reward subtracted per completion token.
     """
 
@@ -68,7 +68,7 @@ class Crediting:
     def _shaped(self, rollout: Rollout, weights: Mapping[str, float]) -> Credit:
         credit = self.truncation(rollout)
         if credit.reward is not None and self.shaping.length_penalty:
-            # After truncation, so that a reward that truncation set to 0 also gets the penalty.
+            # The penalty follows truncation, so that it lowers even a reward that is now 0.
             lost = self.shaping.length_penalty * rollout.num_completion
             credit = replace(credit, reward=credit.reward - lost)
         return replace(credit, turn_rewards=_by_turn(rollout, credit.reward, weights))

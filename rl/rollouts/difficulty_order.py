@@ -51,7 +51,7 @@ class DifficultyOrder(ExampleOrder):
         self.weights = {"easy": easy_weight, "normal": normal_weight, "hard": hard_weight}
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed; every example is unplayed."""
+        """Set pools and seed, and mark every example as unplayed."""
         super().begin(pools, seed)
         self.load({})
 
@@ -102,7 +102,7 @@ class DifficultyOrder(ExampleOrder):
         """Restore the pools from the result of `state`.
 
         Raises:
-            ValueError: the environment has other examples now.
+            ValueError: the number of examples has changed since the checkpoint.
         """
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:

@@ -29,11 +29,11 @@ class WeightedRow(TrainingRow, PlannedColumns):
     rollout_id: int  # position of the row's rollout in the batch
     first_position: int = 0  # completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
-    env: str = ""  # environment of the rollout
+    env: str = ""  # name of the environment that the rollout played
 
     @property
     def length(self) -> int:
-        """The number of tokens, prompt included."""
+        """The number of tokens of the row, prompt included."""
         return len(self.token_ids)
 
     @property
@@ -45,7 +45,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
 def weighted_row(
     row: TrainingRow, advantages: Sequence[float], token_weights: Sequence[float], **place: Any
 ) -> WeightedRow:
-    """Return a row with advantages and weights: one number for all tokens, or one per turn.
+    """Return a row with token advantages and weights, given one number per row or per turn.
 
     `place`: the fields of WeightedRow that locate the row in the batch.
     """
@@ -58,7 +58,7 @@ def weighted_row(
 
 
 def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
-    """Return one value per token [L]: the only value, or its turn's value (0 outside turns)."""
+    """Return a number per token [L]: the only number, or its turn's number (0 outside turns)."""
     values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
     if len(numbers) > 1:
         values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
@@ -185,7 +185,7 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
 
 
 def _split_to_count(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the largest micro-batches until `bins` has `count`; add empty ones if needed."""
+    """Halve the largest micro-batches until `bins` has length `count`, or append empty ones."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:
@@ -217,7 +217,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
     """Return the fields of `MicroBatch` with hinted prompts: token ids and completion masks.
 
-    From the first completion token of a row on, the tokens are those of the policy's row.
+    The hint replaces only the prompt. From the first completion token on, the row's tokens stay.
     """
     if all(row.hinted_prompt is None for row in rows):
         return {}

@@ -21,7 +21,7 @@ class TokenRecord:
     """The token recording settings of conf/record.
 
     Attributes:
-        num_groups: random groups per step to record; None: all groups, rejected groups included.
+        num_groups: number of random groups to record per step; None: all, rejected groups included.
     """
 
     num_groups: NonNegativeInt | None
@@ -30,11 +30,11 @@ class TokenRecord:
         """Return the groups of a step whose tokens are recorded."""
         if self.num_groups is None:
             return [*groups, *rejected]
-        # Drawn at random, because the first groups are the oldest and have the stalest tokens.
+        # Draw at random, because the first groups are the oldest and have the stalest tokens.
         return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
 
     def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
-        """Return `RankBatch.record_ids`: one id per rollout, an empty id if it is not recorded."""
+        """Return `RankBatch.record_ids`: one id per rollout, empty if a rollout is not recorded."""
         if not recorded:
             return ()
         chosen = {group.index for group in recorded}

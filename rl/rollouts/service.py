@@ -122,7 +122,7 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # In a thread, so that writing the file delays neither planning nor running rollouts.
+        # A thread writes the file, so that writing delays neither planning nor running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )
@@ -162,7 +162,7 @@ class RolloutService:
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
         except* Exception as failure:
-            # Report first, because the supervisor shows the oldest report.
+            # Report before stopping, because the supervisor shows the oldest report.
             report_failure(self._run_folder, "rollouts", failure)
             await self._dispatcher.stop()
             # Wait for the ranks to save, because the supervisor ends them after this process.

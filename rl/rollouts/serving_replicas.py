@@ -35,7 +35,7 @@ class ServingReplicas:
         """Remove each replica that the supervisor restarts from the router, until cancelled."""
         while not self._only_one:
             await asyncio.sleep(_CHECK_INTERVAL_S)
-            # In a thread, because the run folder may be on a slow disk.
+            # Read in a thread, because the run folder may be on a slow disk.
             started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
             newest = {replica.name: replica.incarnation for replica in started}
             for route in self.router.routes:

@@ -71,7 +71,7 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
                 os.killpg(group, sig)
         while time.monotonic() < deadline and any(group_alive(group) for group in groups):
             time.sleep(0.05)
-        deadline += 1.0  # after KILL, the kernel may need a second to free the memory
+        deadline += 1.0  # after KILL, the kernel may need a second to free the processes' memory
 
 
 class Reaper:
@@ -174,11 +174,11 @@ class Child:
         return last_lines(self.log)
 
     def kill(self) -> None:
-        """End the whole process group; keep the exit status readable."""
+        """End the whole process group. The exit status remains readable."""
         end_together([self])
 
     def end(self) -> None:
-        """End the whole process group. Safe to call twice."""
+        """End the whole process group. A second call has no effect."""
         if self._process is None:
             return
         end_together([self])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MIB = 1 << 20
-_MOST_FILES = 65_536  # upper bound of the limit of open files, because kernel tables grow with it
+_MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow with the limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def core_of(cpu: int) -> int:
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard limit; return the new soft limit."""
+    """Raise the soft limit of open files, at most to the hard limit; return the new soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:

@@ -37,7 +37,7 @@ class Endpoint:
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
-        """Read the endpoint file of a server; return None if the file does not exist yet."""
+        """Read a server's endpoint file; return None if the server has not started yet."""
         try:
             content = json.loads(run_folder.endpoint_of(process).read_text())
         except FileNotFoundError:
@@ -48,13 +48,13 @@ class Endpoint:
 
 
 def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: str) -> None:
-    """Write a restart request for one incarnation of a process, which the supervisor reads."""
+    """Write a restart request for one incarnation of a server. The supervisor reads the request."""
     path = run_folder.restart_request_of(process)
     write_whole(path, json.dumps({"incarnation": incarnation, "why": why}))
 
 
 def restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
-    """Return the reason of a restart request for this incarnation, None without a request."""
+    """Return the reason in the restart request for this incarnation, None without a request."""
     with suppress(FileNotFoundError):
         content = json.loads(run_folder.restart_request_of(process).read_text())
         if content["incarnation"] == incarnation:

@@ -18,11 +18,11 @@ from rl.runtime.text import strip_escapes
 
 
 class RunFailed(RuntimeError):
-    """The error that a run cannot continue. The message is for the user."""
+    """The error raised if a run cannot continue. The message is for the user."""
 
 
 class OutOfTime(RunFailed):
-    """The end of a run by max_time, after a checkpoint was saved. This is not a failure."""
+    """The exception that ends a run at max_time, after a saved checkpoint. This is no failure."""
 
 
 def message_of(error: BaseException) -> str:
@@ -46,7 +46,7 @@ def reporting(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 def report_failure(run_folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the failure report of a process, unless a report already exists."""
+    """Write the failure report of a process, unless the process already has a report."""
     path = run_folder.failures / f"{process}.json"
     if path.exists():
         return

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-_DEEPEST = 64  # maximum nesting of values; json.dumps fails if Python's stack is full
-_LONGEST_INT = 4300  # maximum digits; Python does not convert longer integers to text
+_DEEPEST = 64  # maximum nesting of JSON values; json.dumps fails if Python's stack is full
+_LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
 
 
 class Inside:

@@ -16,7 +16,7 @@ _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 class ResumePoint:
     """The checkpoint that a resumed run starts from."""
 
-    step: int  # the next step, which equals the policy version
+    step: int  # number of the next training step, which equals the policy version
     folder: Path
     rollouts: dict[str, Any]  # saved state of the rollouts process
 
@@ -33,14 +33,14 @@ class RunFolder:
     versions = Inside("versions.json")  # the version of every installed package
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
     dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
-    rollouts = Inside("rollouts")  # all rollouts, one file per step
+    rollouts = Inside("rollouts")  # all rollouts, one file per training step
     dropped_rollouts = Inside("rollouts.dropped")  # rollouts of steps that a resumed run repeats
-    tokens = Inside("tokens")  # values per token (token_files.py)
-    evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per version
+    tokens = Inside("tokens")  # recorded values per token (token_files.py)
+    evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per policy version
     evaluated = Inside("rollouts.jsonl")  # rollouts of evaluate.py or optimize_prompt.py
     checkpoints = Inside("checkpoints")  # one folder per complete checkpoint
-    built_model = Inside("model")  # the initial model, if the run builds it
-    warm_start = Inside("warm-start")  # run folder of the warm start; deleted afterwards
+    built_model = Inside("model")  # the initial model, if the run creates the model
+    warm_start = Inside("warm-start")  # run folder of the warm start, deleted after the warm start
     logs = Inside("logs")  # one log file per process
     statuses = Inside("status")  # the current activity of each process, one file per process
     warnings = Inside("warnings")  # the warnings of each process, one file per process
@@ -148,8 +148,8 @@ class RunFolder:
         The files that a failed start leaves are not results, so another start may replace them.
         """
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        was_evaluated = (self.path / "summary.json").is_file()  # the result of evaluate.py
-        was_searched = self.evaluated.is_file()  # the rollouts of optimize_prompt.py
+        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py ran and wrote this
+        was_searched = self.evaluated.is_file()  # optimize_prompt.py ran and wrote rollouts
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 
@@ -191,7 +191,7 @@ def step_of(path: Path) -> int:
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
     """Move the rollouts of steps >= `step` aside; delete the steps' tokens and evaluations."""
     for path in _files_from(run_folder.rollouts, step):
-        # Append, because a step may be dropped more than once.
+        # Append to the dropped rollouts, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name
         dropped.parent.mkdir(exist_ok=True)
         with dropped.open("ab") as file:
@@ -204,7 +204,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
 
 
 def _files_from(folder: Path, step: int) -> list[Path]:
-    """Return the files with numbers >= `step`, including incomplete files."""
+    """Return the folder's files whose number is >= `step`, including incomplete files."""
     patterns = ("step", ".step", "version", ".version")
     numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]
     return [path for path in numbered if step_of(path) >= step]

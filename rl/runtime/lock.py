@@ -18,16 +18,16 @@ from rl.runtime.folder import RunFolder
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PATIENCE_S = 0.5  # seconds to wait, because `ensure_free` may hold the lock briefly
+_PATIENCE_S = 0.5  # seconds to wait for the lock, because `ensure_free` may hold it briefly
 _TICK_S = 0.02
 
 
 class FolderUnusable(RuntimeError):
-    """The error that a run cannot use its folder. The message is for the user."""
+    """The error raised if a run cannot use its folder. The message is for the user."""
 
 
 class FolderInUse(FolderUnusable):
-    """The error that another process is using the run folder."""
+    """The error raised if another process is using the run folder."""
 
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
 
 
 def _remove(made: list[Path]) -> None:
-    """Delete the first folder with its content, then each parent that is empty."""
+    """Delete the first of these new folders with its content, then each parent that is empty."""
     if made:
         remove(made[0])
         with suppress(OSError):

@@ -31,7 +31,7 @@ class MetricsFile:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a")
-        # A killed run may leave an incomplete last line. End this line before appending others.
+        # A killed run may leave an incomplete last line. End this line before appending new lines.
         if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
             self._file.write("\n")
 
@@ -57,7 +57,7 @@ class MetricsFile:
         with aside.open("w") as kept:
             kept.writelines(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
             kept.flush()
-            os.fsync(kept.fileno())  # write the content to disk before the rename
+            os.fsync(kept.fileno())  # write the file's content to disk before the rename
         aside.replace(self.path)
         self._file = self.path.open("a")
 
@@ -125,7 +125,7 @@ def total_seconds(rows: list[Row]) -> float:
 def steps_done(rows: Sequence[Row]) -> int:
     """Return the number of optimizer steps that these lines record.
 
-    The evaluation after the last step has its own line, which does not count as a step.
+    The line of an evaluation after the last step does not count as a step.
     """
     if not rows:
         return 0

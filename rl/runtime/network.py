@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
-_UNUSED_ADDRESS = ("192.0.2.1", 9)  # in TEST-NET-1, so the default route is used
+_UNUSED_ADDRESS = ("192.0.2.1", 9)  # in TEST-NET-1 (RFC 5737), so the default route is used
 
 # Environment variable: the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
@@ -20,7 +20,7 @@ LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a server: unix:/path of a Unix socket, or tcp://host:port."""
+    """The address on which a server listens: unix:/path of a Unix socket, or tcp://host:port."""
 
     path: Path | None = None
     host: str = ""
@@ -39,7 +39,7 @@ class Address:
         parts = urlsplit(text)
         try:
             host, port = parts.hostname, parts.port
-        except ValueError:  # the port is not a number or out of range
+        except ValueError:  # the port is not a number, or is out of range
             host = port = None
         if kind != "tcp" or not host or not port or parts.path:
             raise ValueError(f"{text} is not an address: write unix:/path or tcp://host:port")
@@ -89,7 +89,7 @@ def own_address(interface: str | None = None) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:
-                asked.connect(_UNUSED_ADDRESS)  # choose a route; this sends no packet
+                asked.connect(_UNUSED_ADDRESS)  # choose a route; UDP sends no packet here
                 return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rl.runtime.files import Inside, remove, write_private
 
-_LONGEST_SOCKET = 107  # longest path of a Unix socket in bytes, set by the kernel
+_LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
 _TEMPORARY = "offbyone-sockets-"
 
@@ -20,9 +20,9 @@ class InsideTarget(Inside):
 class PrivateFolder:
     """The folder <run>/sockets, or a link from <run>/sockets to a folder with a short path."""
 
-    key = InsideTarget("key")  # required by every TCP route; missing if all routes are Unix sockets
+    key = InsideTarget("key")  # key of every TCP route; missing if all routes are Unix sockets
     servers_key = InsideTarget("servers_key")  # key of vLLM servers that the user started
-    rendezvous = InsideTarget("rendezvous")  # file through which the trainer's ranks connect
+    rendezvous = InsideTarget("rendezvous")  # file for the connection of the trainer's ranks
     vllm_socket = InsideTarget("vllm.sock")  # socket of a single vLLM server
     rollouts_socket = InsideTarget("rollouts.sock")
     temporary = InsideTarget("tmp")
@@ -31,7 +31,7 @@ class PrivateFolder:
         self.path = path
 
     def make(self, *, shared: bool = False) -> None:
-        """Create the folder without old content.
+        """Create an empty private folder; delete the content of an earlier start.
 
         The kernel limits the length of a socket's path, so <run>/sockets may be a link to a
         temporary folder. A folder that is `shared` with other hosts contains no sockets.
@@ -81,8 +81,8 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        The cache of compiled PyTorch code stays outside, because later runs reuse it. Precompiled
-        headers are disabled, because each run would rebuild them, which takes 5 s.
+        The cache of compiled PyTorch code stays outside this folder, because later runs reuse the
+        cache. Precompiled headers are disabled, because building them takes 5 s in each run.
         """
         import getpass
         import tempfile

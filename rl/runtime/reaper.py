@@ -17,7 +17,7 @@ def main() -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
-    for line in sys.stdin:  # the loop ends when the supervisor has ended, because the pipe closes
+    for line in sys.stdin:  # the loop ends when the supervisor ends, because the pipe closes
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for sig, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 0.0)):
         for group in list(groups):

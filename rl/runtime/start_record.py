@@ -50,7 +50,7 @@ def _quoted(text: str) -> str:
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
     if is_plain and text.lower() not in _WORDS:
         return text
-    # Double only the backslashes before a quote, because Hydra unescapes no others.
+    # Double only the backslashes before a quote, because Hydra unescapes no other backslashes.
     escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 

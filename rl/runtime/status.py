@@ -19,7 +19,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
 STOPPED = "stopped, as asked"  # the reason shown if a signal or the user ended a run early
-PROGRESS_INTERVAL_S = 0.2  # minimum time between two writes while the phase stays the same
+PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phase
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class ProcessStatus:
 
 
 class Status:
-    """The status file of one process. Repeated equal texts are written only once."""
+    """The status file of one process. A status text that has not changed is not written again."""
 
     def __init__(self, run_folder: RunFolder, process: str) -> None:
-        """Write no file yet. `process` is inference, rollouts, trainer.rank0, ..."""
+        """Create no file. `process` is the process name: inference, rollouts, trainer.rank0, ..."""
         self._path = run_folder.statuses / f"{process}.json"
         self._current: ProcessStatus | None = None
         self._written_doing = ""
-        self._written_at = float("-inf")  # monotonic seconds of the last write
+        self._written_at = float("-inf")  # monotonic seconds of the latest write
 
     def set(self, doing: str) -> None:
         """Set the status text of this process."""

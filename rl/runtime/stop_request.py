@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from rl.runtime.folder import RunFolder
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-EXIT_UNSAVED = 130  # exit status of a run that ended without saving, as after Ctrl-C
+EXIT_UNSAVED = 130  # exit status of a run that ended without a new checkpoint, as after Ctrl-C
 
 
 class Stopped(SystemExit):
     """The exit of a run after a signal; the exit status is 0 if everything is saved."""
 
     def __init__(self, number: int | None, status: int = 0) -> None:
-        """`number` is the number of the signal."""
+        """`number` is the signal number; `status` is the exit status."""
         super().__init__(status)
         self.number = number
 
@@ -38,7 +38,7 @@ class Stopped(SystemExit):
 class StopRequest:
     """The supervisor's signal handler.
 
-    A signal interrupts the run like Ctrl-C. If `waits` is set, the first signal only sets `asked`.
+    A signal interrupts the run like Ctrl-C. If `waits` is True, the first signal only sets `asked`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class StopRequest:
         self.number: int | None = None  # the number of the first signal
 
     def __call__(self, number: int, *_: object) -> None:
-        """Set `asked`, or raise KeyboardInterrupt (see the class)."""
+        """Set `asked`, or raise KeyboardInterrupt, as the class describes."""
         is_first, self.number = self.number is None, self.number or number
         if not (self.waits and is_first):
             raise KeyboardInterrupt
@@ -64,7 +64,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
     numbers = [
         number
         for number in _SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN  # keep HUP ignored under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN  # HUP stays ignored under nohup
     ]
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
@@ -79,7 +79,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
 
 
 def pass_on_signals(run_folder: RunFolder) -> None:
-    """Let the first TERM or USR2 request a stop of the run, and a second end this process."""
+    """Let the first TERM or USR2 request a stop of the run, and the second end this process."""
     was_asked = False
 
     def pass_on(number: int, _: object) -> None:
@@ -88,7 +88,7 @@ def pass_on_signals(run_folder: RunFolder) -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         was_asked = True
-        with suppress(OSError):  # the run folder may be deleted, or the disk full
+        with suppress(OSError):  # the run folder may be deleted, or the disk may be full
             run_folder.stop_request.touch()
 
     for number in (signal.SIGTERM, signal.SIGUSR2):

@@ -22,7 +22,7 @@ from rl.runtime.text import key_of
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
-_NOT_IDENTIFYING = {"run_name", "resume"}  # keys that do not change the result of a job
+_NOT_IDENTIFYING = {"run_name", "resume"}  # override keys that do not change the result of a job
 
 
 @dataclass
@@ -31,12 +31,12 @@ class JobRecord:
 
     overrides: list[str]
     state: str = WAITING
-    run_name: str | None = None  # None before the first start
+    run_name: str | None = None  # None before the first start of the job
     folder: str | None = None  # the run folder of the job
-    error: str | None = NOT_STARTED  # why there is no result; None after success
+    error: str | None = NOT_STARTED  # why the job has no result; None after success
     result: float | None = None  # the value that the sweep maximises
     max_steps: int | None = None
-    started: float | None = None  # unix seconds of the last start
+    started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
 
 
@@ -47,7 +47,7 @@ class SweepFolder:
     path: Path
 
     info = Inside("sweep.json")
-    jobs = Inside("jobs")  # one record per job
+    jobs = Inside("jobs")  # one JSON record per job
 
     def __str__(self) -> str:
         return str(self.path)
@@ -79,7 +79,7 @@ class SweepFolder:
         return records
 
     def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
-        """Return number and record of the job with these overrides; create a missing record."""
+        """Return the job with these overrides: its number and its record, created if missing."""
         records = self.records()
         for number, record in records.items():
             if identity(record.overrides) == identity(overrides):
@@ -104,7 +104,7 @@ class SweepFolder:
 
 
 def sweep_of_this_process() -> SweepFolder | None:
-    """Return the sweep that started this process, None if no sweep did."""
+    """Return the folder of the sweep that started this process, None if no sweep did."""
     folder = os.environ.get(SWEEP_VARIABLE)
     return SweepFolder(Path(folder)) if folder else None
 
@@ -115,7 +115,7 @@ def identity(overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """Return a label per job: its overrides without those that all jobs share."""
+    """Return a label per job: its overrides, except the overrides that all jobs share."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
     return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
 

@@ -33,9 +33,9 @@ from rl.runtime.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
-# Values of these columns rarely repeat, so byte splitting compresses better than a dictionary.
+# Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # format 1: current name
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name: new
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Lines:
     ids: Sequence[str]  # [M]
     rows: Sequence[int]  # [M]
     lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
-    columns: Mapping[str, NDArray[Any]]  # [N] each; values of all lines, concatenated
+    columns: Mapping[str, NDArray[Any]]  # [N] each column; values of all lines, concatenated
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
@@ -80,7 +80,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
     except OSError as error:
         with suppress(OSError):
             incomplete.unlink(missing_ok=True)
-        # Use the same text at every step, because the screen shows equal warnings only once.
+        # Repeat the warning word for word, because the screen shows equal warnings only once.
         log.warning(
             "tokens are not recorded (%s): the run continues and tries again at the next step. "
             "Free disk space, or resume with record=none",
@@ -106,7 +106,7 @@ class RecordedRow:
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, or only those of the rollout `id`.
+    """Return the recorded rows of a step, or only the rows of the rollout `id`.
 
     Raises:
         ValueError: a trainer's line and the mask of its row have different numbers of tokens.

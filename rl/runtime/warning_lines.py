@@ -8,7 +8,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import strip_escapes
 
-_LIMIT = 20  # shown warnings per process; its log contains all warnings
+_LIMIT = 20  # maximum number of shown warnings per process; the log contains all warnings
 
 
 class _WarningFile(logging.Handler):
@@ -18,7 +18,7 @@ class _WarningFile(logging.Handler):
         self._lines = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a new warning of our or the user's code. Skip libraries: they warn too often."""
+        """Write a new warning of our or the user's code; skip the warnings of libraries."""
         line = strip_escapes(record.getMessage()).split("\n")[0]
         if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _LIMIT:
             return
@@ -54,7 +54,7 @@ class WarningTail:
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder = run_folder
-        self._tails: dict[str, LineTail] = {}  # by process name
+        self._tails: dict[str, LineTail] = {}  # key: process name
 
     def read(self) -> list[str]:
         """Return the warnings added since the last call, as `process: warning`."""

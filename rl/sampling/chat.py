@@ -97,11 +97,11 @@ class Chat:
         return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
 
     def group(self) -> AbstractContextManager[Self]:
-        """Return a context manager; its chat sends all requests of a group to one replica."""
+        """Return a context manager whose chat sends all requests of a group to one replica."""
         return nullcontext(self)
 
     def with_sampler(self, sampler: PolicySampler) -> Self:
-        """Return a copy of the chat with another sampler."""
+        """Return a copy of the chat that uses `sampler`."""
         return replace(self, sampler=sampler)
 
     def pinned(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002

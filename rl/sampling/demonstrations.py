@@ -43,7 +43,7 @@ class Imitator:
     uses_vllm: ClassVar[bool] = False
     temperature: ClassVar[float] = 1.0  # 1.0 does not change the trainer's logits
     max_concurrent: ClassVar[int] = 4096
-    seeded: ClassVar[bool] = False  # only vLLM requests have seeds
+    seeded: ClassVar[bool] = False  # whether requests have seeds, as vLLM requests do
 
     max_staleness: NonNegativeInt
 
@@ -146,7 +146,7 @@ def tokenize(
     rows, prompt = [GrowingRow()], rendered(turns[0])
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=True)):
         if prompt[: len(rows[-1].token_ids)] != rows[-1].token_ids:
-            rows.append(GrowingRow())  # a fork, because the prompt rewrites history
+            rows.append(GrowingRow())  # begin a fork, because the prompt rewrites history
         completion = completion_ids(renderer, messages[turn])
         rows[-1].extend(prompt[len(rows[-1].token_ids) :])
         rows[-1].sampled(completion, number)

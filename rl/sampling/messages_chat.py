@@ -34,7 +34,7 @@ class MessageCompletion(Completion):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesClient:
-    """The settings of conf/client/messages.yaml: server, model and variable with the API key."""
+    """The settings of conf/client/messages.yaml: server, model and the API key's variable."""
 
     needs_vllm: ClassVar[bool] = False
     url: str

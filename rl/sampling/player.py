@@ -67,7 +67,7 @@ class Player:
         shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # options of the environment
+        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's options
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._play_rollouts(env, index, example, group_size)
@@ -223,7 +223,7 @@ class Player:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:  # only once per environment
+        if rewards and env.name not in self._checked:  # check the names once per environment
             _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
@@ -237,8 +237,8 @@ class _RolloutInputs:
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    prompt: Prompt | None = None  # None: not rendered yet
-    hints: Hints | None = None  # None: no reference sees hints
+    prompt: Prompt | None = None  # first prompt; None: not rendered yet
+    hints: Hints | None = None  # renderer of hinted prompts; None: no reference sees hints
     opening: Completion | None = None  # first completion, if the group shared one request
 
 

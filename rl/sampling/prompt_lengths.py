@@ -17,7 +17,7 @@ from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_MAX_REPLACEMENTS = 100  # random replacements to try for one example
+_MAX_REPLACEMENTS = 100  # maximum number of random replacements that are tried for one example
 
 
 class FittingExamples(LazyExamples):
@@ -31,7 +31,7 @@ class FittingExamples(LazyExamples):
         max_seq_len: int,
         max_prompt_len: int | None,
     ) -> None:
-        """`max_prompt_len`: longest prompt to use; None: all prompts below max_seq_len."""
+        """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
         # Prompts with this number of tokens or more are replaced.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
@@ -40,7 +40,7 @@ class FittingExamples(LazyExamples):
         else:
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
             self._problem = f"{problem}: raise it, or set it to null"
-        self._measured: dict[int, int] = {}  # example index -> tokens of a too long prompt, else 0
+        self._measured: dict[int, int] = {}  # example index -> length of a too long prompt, else 0
         self._num_long = 0
         if examples:
             self.made(0)  # raises ValueError before vLLM starts if no prompt can be used
@@ -62,7 +62,7 @@ class FittingExamples(LazyExamples):
         )
 
     def _too_long_length(self, index: int) -> int:
-        """Return the number of tokens of a too long prompt, else 0; the result is cached."""
+        """Return the number of tokens of a too long prompt, 0 if it fits; cache the result."""
         if index not in self._measured:
             example = self._examples[index]
             tokens = self._measured[index] = self._measure_too_long(example)

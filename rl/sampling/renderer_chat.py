@@ -45,7 +45,7 @@ class RendererChat(Chat):
         requests: the vLLM client of the current group; None outside of `group`.
     """
 
-    refusal: ClassVar[type[Exception]] = Exception  # raised if a conversation cannot be rendered
+    refusal: ClassVar[type[Exception]] = Exception  # error if a conversation cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int

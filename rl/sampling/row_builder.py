@@ -80,7 +80,7 @@ class RowBuilder:
 
     async def add_hint(self, prompt: object) -> None:
         """Store the hinted tokens of a prompt that began a row, if the reference sees hints."""
-        row = self._rows[-1]  # before the await, because a concurrent turn may begin another row
+        row = self._rows[-1]  # before the await: a concurrent turn may begin another row
         if self._hints is not None and row.hinted_prompt is None:
             row.hinted_prompt = await self._hints(prompt)
 

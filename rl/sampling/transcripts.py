@@ -28,7 +28,7 @@ class TranscriptSampler(Imitator):
 
     Attributes:
         path: a file or a glob pattern of JSON lines with `messages` (OpenAI format).
-        min_reward: ignore lines with a lower `reward` or without one; None: use all lines.
+        min_reward: lines with a lower or no `reward` are ignored; None: use all lines.
     """
 
     path: str
@@ -43,7 +43,7 @@ class TranscriptSampler(Imitator):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations, with replacement, from lines with no `env` or this one."""
+        """Yield random conversations with replacement, preferably of this environment."""
         # The constructor has already filled the cache of this function.
         known = read_conversations(self.path, self.min_reward)
         # Conversations of other environments are only a fallback, because their prompts differ.

@@ -45,7 +45,7 @@ class Watchdog:
         self._ended.set()
 
     def pop_blocked_seconds(self) -> float:
-        """Return for how many seconds the current task blocked the loop since the last call."""
+        """Return the seconds for which the current task blocked the loop since the last call."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -67,7 +67,7 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds  # seconds since the block began
+        self._blocked[task] = seconds  # seconds for which the task has blocked the loop
         message = (
             f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
             "write a plain `def` function, which runs in a thread, or await non-blocking code"

@@ -29,9 +29,9 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_TIMEOUT_S = 5.0  # longest delay until the loss of a host is detected
-_FULL_BYTES = 1 << 16  # a disk with less free space counts as full
-_KERNELS_KEPT = "64"  # kernels per oneDNN cache; enough for a micro-batch: layers share kernels
+_LOSS_TIMEOUT_S = 5.0  # seconds until the loss of a host is detected, at most
+_FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
+_KERNELS_KEPT = "64"  # kernels per oneDNN cache, enough for a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -129,7 +129,7 @@ class Children:
             begun = self._first_batch_has_begun()
             if stop.asked:  # check this first, because the signal may also have ended processes
                 self._ask_to_stop()
-            # Ignore the stop file before the first batch, because there is nothing to save yet.
+            # Ignore the stop file before the first batch, because no step can be saved yet.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
@@ -154,7 +154,7 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Request a checkpoint and the end of the run; interrupt it if no batch has begun."""
+        """Request a checkpoint and the end of the run; interrupt the run if no batch has begun."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
@@ -163,7 +163,7 @@ class Children:
 
     def _first_batch_has_begun(self) -> bool:
         """Return whether the first batch has begun, so that the trainer may have a step to save."""
-        if not self._begun:  # keep True, because the status changes later
+        if not self._begun:  # keep True, because the status changes after the first batch
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
@@ -177,7 +177,7 @@ class Children:
     def _all_is_saved(self, tick: Callable[[], None]) -> bool:
         """Let the ranks save and end, because vLLM has ended; return whether every step is saved.
 
-        This also requires that every rank has ended with status 0.
+        The result is True only if every rank has ended with status 0.
         """
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
@@ -212,7 +212,7 @@ class Children:
         # On a full disk, a process can write neither its failure report nor its log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
-        if not log.exists():  # an external server has no log here
+        if not log.exists():  # an external server has no log in the run folder
             raise RunFailed(f"{name} {what}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)  # `tail` also reports a lost host
@@ -229,6 +229,6 @@ def _cpu_environment(place: Place) -> dict[str, str]:
     """
     if place.devices:
         return {}
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN and PyTorch
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN and PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

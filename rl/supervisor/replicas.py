@@ -24,7 +24,7 @@ from rl.runtime.status import Status
 from rl.runtime.warning_lines import note_warning
 
 _HEALTH_EVERY_S = 5.0
-_SILENT_S = 60.0  # tolerated silence of a server while other servers work
+_SILENT_S = 60.0  # tolerated seconds without an answer of a server while other servers work
 _MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps is not restarted
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
@@ -38,8 +38,8 @@ class WatchedReplica:
     status: Status
     child: Process | None = None
     ready: bool = False
-    started: float = 0.0  # start time in monotonic seconds
-    answered_at: float = 0.0  # time of the last answer in monotonic seconds
+    started: float = 0.0  # monotonic seconds of the latest start
+    answered_at: float = 0.0  # monotonic seconds of the latest answer
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     @property
@@ -99,7 +99,7 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart ended servers. If an end must end the run, return the server's name and cause."""
+        """Restart ended servers; return a server's name and error if the run must end instead."""
         seen = [(one, self._cause_of_end(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
         # Decide before any restart, because a restart takes seconds and the ranks wait for vLLM.
@@ -133,7 +133,7 @@ class Replicas:
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
-        """Return why a server counts as ended, else None. Check its health every few seconds."""
+        """Return why a server counts as ended, None if it does not. Send it health checks."""
         if one.child is not None and one.child.returncode is not None:
             # The engine may survive its server and keep the socket open, so a push would hang.
             with suppress(HostLost):

@@ -26,7 +26,7 @@ from rl.runtime.devices import Host, this_host
 class Resolved:
     """A run, the devices and threads of its processes, and its machines."""
 
-    run: Run  # with the numbers of GPUs, ranks and replicas, as in config.yaml
+    run: Run  # contains the numbers of GPUs, ranks and replicas
     plan: Plan
     machines: Sequence[Host]  # cluster=ray: one machine with the resources to reserve
 
@@ -73,7 +73,7 @@ def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, 
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
     if machines:
-        return replace(placement(counted, machines), idle=()), machines  # do not report other GPUs
+        return replace(placement(counted, machines), idle=()), machines  # do not report unused GPUs
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)

@@ -76,11 +76,11 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # first, because `resolve` would only report that a run exists
+    ensure_free(run_folder)  # check first, because `resolve` only reports that a run exists
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # constructors check more than the types of the values
+    construct(run, CONSTRUCTED)  # constructors check more than types and ranges
     is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
     if run.resume and is_complete:
         return _complete_result(run, run_folder)
@@ -106,7 +106,7 @@ def supervise(
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
-            if stop.number:  # Stopped also ends the other jobs of a sweep
+            if stop.number:  # Stopped ends the whole sweep, RunFailed only this job
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
@@ -137,7 +137,7 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
-        raise Stopped(stop.number)  # Stopped also ends a sweep
+        raise Stopped(stop.number)  # Stopped ends the whole sweep, OutOfTime only this job
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
     return _mean_reward(run_folder)
@@ -193,7 +193,7 @@ class _Launch:
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = _trainable_model(source, supervised)
-            self.dry_call.learned()  # report a wrong loss before a warm start of 40 s
+            self.dry_call.learned()  # an unusable loss is reported before a warm start of 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
@@ -201,13 +201,13 @@ class _Launch:
             # A signal ends the warm start immediately, because a partial warm start is useless.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(placed(first), model, is_main=False)
-        if steps_done(read_metrics(supervised)) < first.max_steps:  # a process was stopped early
+        if steps_done(read_metrics(supervised)) < first.max_steps:  # the warm start was cut off
             raise RunFailed("the warm start was stopped before its end, so its model is lost")
         keep_result(supervised, kept)
         return kept
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
-        """Start all processes and watch them. On a signal, only the main run saves a checkpoint."""
+        """Start all processes and watch them. On a signal, a warm start saves no checkpoint."""
         run_folder, stop = self.run_folder, self.stop
         resolved, page = resolved.for_model(shape_of(model))
         run, plan = resolved.run, resolved.plan

@@ -13,19 +13,19 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column
 from rl.runtime.stop_request import StopRequest
 
-_RECENT_STEPS = 20  # steps in the estimate; older ones may include compilation
+_RECENT_STEPS = 20  # number of steps in the estimate; older steps may include compilation
 _MARGIN = 1.25
 _ENDING_S = 5.0  # seconds until every process has noticed the stop and ended
-_CHECKPOINT_S = 30.0  # assumed duration before the first checkpoint
-_NO_CHECKPOINT_S = 0.01  # a step whose time/checkpoint is shorter wrote no checkpoint
-_CHECK_INTERVAL_S = 0.5  # seconds between two checks
+_CHECKPOINT_S = 30.0  # assumed seconds for a checkpoint before the first is saved
+_NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint wrote no checkpoint
+_CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
 class TimeLimit:
     """A timer that requests the end of a run shortly before max_time; None means no limit."""
 
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
-        """Start the timer."""
+        """Start the timer. `max_time` is a duration: seconds, or a text such as 3h30m."""
         self.is_over, self._max_time = False, max_time
         self._began, self._last_check = time.time(), float("-inf")
         self._seconds = float("inf") if max_time is None else seconds_of(max_time)

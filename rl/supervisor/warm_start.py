@@ -63,7 +63,7 @@ def warm_start_key(
 
 
 def _without(node: Any, *keys: str) -> Any:
-    """Return a configuration node without these keys; also remove them from nested nodes."""
+    """Return a configuration node without these keys, also in its nested nodes."""
     if isinstance(node, dict):
         return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
     return [_without(item, *keys) for item in node] if isinstance(node, list) else node
@@ -88,7 +88,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 
     Args:
         run: the main run.
-        recipe: the composed conf/warm_start.yaml.
+        recipe: the content of conf/warm_start.yaml, composed.
         folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
@@ -125,7 +125,7 @@ def keep_result(run_folder: RunFolder, target: Path) -> None:
         copy = shutil.copytree(exported, Path(aside) / "model")
         try:
             copy.rename(target)
-        except OSError:  # another run has created the same result
+        except OSError:  # another run has already created this folder
             if not target.is_dir():
                 raise
     shutil.rmtree(run_folder.path)

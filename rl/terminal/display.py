@@ -30,10 +30,10 @@ class Display:
         self._drawn: object = None
 
     def read(self) -> None:
-        """Read new data before each output."""
+        """Read new data. `update` calls this method before each output."""
 
     def state(self) -> object:
-        """Return the data that the picture shows. A change of this data causes a redraw."""
+        """Return the data that the picture shows. The picture is redrawn when the data change."""
 
     def picture(self, now: float) -> RenderableType:
         """Return the picture at `now` (unix seconds)."""
@@ -82,7 +82,7 @@ class Display:
         state = (self.state(), int(now))
         if state != self._drawn:
             self._drawn = state
-            self._live.start()  # only the first call has an effect
+            self._live.start()  # `start` has an effect only in its first call
             self._live.update(self.picture(now), refresh=True)
         if last:
             self._close()
@@ -99,5 +99,5 @@ class Display:
 
 def is_terminal(console: Console) -> bool:
     """Return whether the console is a terminal that can redraw a picture in place."""
-    # With FORCE_COLOR, rich treats any file as a terminal, so check the file too.
+    # With FORCE_COLOR, rich treats any file as a terminal, so check the output file itself.
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

@@ -18,11 +18,11 @@ from rl.runtime.metrics import Row, time_split, total_seconds
 from rl.runtime.status import ProcessStatus
 
 WINDOW = 20  # number of recent steps in the averages and in the estimated time
-SLOW_S = 30.0  # a longer phase is highlighted
+SLOW_S = 30.0  # seconds after which a phase is highlighted
 NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
 PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # order of the processes on the screen
-LABEL, VALUE = 13, 9  # widths of the label and number columns
-STATISTICS = (  # (label, metric, format); the screen shows three per line
+LABEL, VALUE = 13, 9  # character widths of the label and number columns
+STATISTICS = (  # (label, metric, format) of each number; the screen shows three per line
     ("loss", "train/loss", ""),
     ("entropy", "train/entropy", ""),
     ("grad norm", "train/grad_norm", ""),
@@ -36,7 +36,7 @@ STATISTICS = (  # (label, metric, format); the screen shows three per line
     ("at most", "staleness/max", ".0f"),
     ("mismatch", "mismatch/mean_abs", ".5f"),
 )
-ALARMS = {  # metrics that should be zero, and their warnings
+ALARMS = {  # metrics that should be zero -> warning if they are not zero
     "train/skipped": "step skipped: loss or gradient not finite",
     "train/nonfinite_steps": "{:.0f} steps skipped: gradient not finite",
     "rollout/errors": "{:.1%} of rollouts failed",
@@ -49,14 +49,14 @@ class RunView:
 
     run_name: str
     max_steps: int
-    started: float = field(default_factory=time.time)  # unix seconds of the start
-    done: int = 0  # number of optimizer steps
-    rows: list[Row] = field(default_factory=list)  # metrics, oldest first
+    started: float = field(default_factory=time.time)  # unix seconds when the screen opened
+    done: int = 0  # number of finished optimizer steps
+    rows: list[Row] = field(default_factory=list)  # the last lines of metrics, oldest first
     rewards: dict[int, float] = field(default_factory=dict)  # mean reward by step
     statuses: dict[str, ProcessStatus] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add a line of metrics. If its step is repeated, remove the lines from that step on first.
+        """Add a line of metrics. If its step is repeated, first remove all lines from this step on.
 
         Each line inherits the results of the latest evaluation. If the last evaluation has its own
         line, that line is merged into the line of the last step.
@@ -78,7 +78,7 @@ class RunView:
         return times(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate the remaining seconds from recent steps; return None without an estimate."""
+        """Estimate the remaining seconds from recent steps; None if no step is done or left."""
         if not self.rows or self.done >= self.max_steps:
             return None
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
@@ -152,7 +152,7 @@ def time_shares(rows: list[Row]) -> str:
 
 
 def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
-    """Return one line per process. Ranks in the same phase share a line."""
+    """Return one line per process. Ranks or servers in the same phase share a line."""
     shared: dict[tuple[str, str], list[tuple[str, ProcessStatus]]] = defaultdict(list)
     for process, status in statuses.items():
         name = process.partition(".")[0].rstrip("0123456789")
@@ -173,7 +173,7 @@ def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
 
 
 def number(value: float | None, spec: str = "") -> str:
-    """Format a number; without `spec` with few digits: 12,345, 123.4, 0.734, 2.1e-05."""
+    """Format a number by `spec`, by default with few digits: 12,345, 123.4, 0.734, 2.1e-05."""
     if value is None:
         return "-"
     size = abs(value)
@@ -214,7 +214,7 @@ class Chart:
         self.values, self.rows = values, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = -(-len(self.values) // options.max_width) or 1  # number of values per column
+        size = -(-len(self.values) // options.max_width) or 1  # values averaged by a column
         means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
         low, high = min(means, default=0.0), max(means, default=0.0)
         scale = (8 * self.rows - 1) / ((high - low) or 1.0)

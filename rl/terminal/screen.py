@@ -27,7 +27,7 @@ from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
 
-FIRST_STEPS = 5  # number of step lines that are printed without a pause
+FIRST_STEPS = 5  # number of first step lines, which have no minimum interval
 LINE_INTERVAL_S = 2.0  # minimum seconds between two later step lines
 STEP_LINE = (  # (label, metric, format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
@@ -57,7 +57,7 @@ class Screen(Display):
         Args:
             folder: folder of the run.
             max_steps: number of steps of the run.
-            console: the output; None means standard output.
+            console: the console to print to; None means standard output.
             num_saved: steps in the checkpoint of a resumed run, which repeats all later steps.
         """
         super().__init__(console)
@@ -93,10 +93,10 @@ class StepLog:
     """The lines of a log file: the phases of each process before the first step, then the steps."""
 
     def __init__(self) -> None:
-        self._row: Row | None = None  # the newest printed line of metrics
-        self._printed_at = float("-inf")  # unix seconds of the last printed step line
+        self._row: Row | None = None  # the newest line of metrics that was printed
+        self._printed_at = float("-inf")  # unix seconds of the latest printed step line
         self._num_lines = 0
-        self._phases = set[tuple[str, str]]()  # printed pairs of process and phase
+        self._phases = set[tuple[str, str]]()  # (process, phase) pairs that were printed
 
     def lines(self, view: RunView, now: float, *, last: bool) -> list[str]:
         """Return the lines to print now."""
@@ -121,7 +121,7 @@ class StepLog:
 
 
 def has_new_step(view: RunView) -> bool:
-    """Return whether a step was done since the screen opened; older steps do not count."""
+    """Return whether a step was done since the screen opened."""
     return bool(view.rows) and (view.rows[-1].get("time") or 0.0) >= view.started
 
 

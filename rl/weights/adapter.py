@@ -27,12 +27,12 @@ from rl.weights.transport import Reader, Sender, Weights
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-_REMOTE_FOLDER = Path("/tmp")  # the trainer cannot choose among the folders of another host
+_REMOTE_FOLDER = Path("/tmp")  # the adapter folder's parent on a host other than the trainer's
 _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """The receiver of LoRA matrices, which writes the first push to a folder for vLLM to load."""
+    """The receiver of LoRA matrices; in worker 0 it also writes the first push to a folder."""
 
     def __init__(
         self,
@@ -43,9 +43,12 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """`form` is adapter_config.json; `fingerprint` and `source` are those of the first push."""
+        """Write the adapter's folder, which all workers share, in worker 0.
+
+        `form` is the content of adapter_config.json. `source` is the file path or the base64 text
+        of the matrices in the first push, and `fingerprint` is the hash of these matrices.
+        """
         self.form, self._folder = form, Path(folder)
-        # only worker 0 writes the folder, which all workers share
         self._has_folder = worker == 0
         if self._has_folder:
             content = _bytes_of(**source)
@@ -56,7 +59,7 @@ class AdapterReader(Reader):
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
         """Return the matrices, mapped from the file or decoded from the request."""
-        if self._has_folder:  # vLLM has loaded the folder before, so delete it
+        if self._has_folder:  # vLLM has already loaded this folder, so delete it
             (self._folder / _CONFIG).unlink()
             (self._folder / _MATRICES).unlink()
             self._folder.rmdir()
@@ -74,7 +77,7 @@ class AdapterSender(Sender):
     adapter_only: ClassVar[bool] = True
 
     def collect(self, policy: "Policy") -> Weights:
-        """Gather the trained matrices under peft's names; return them on rank 0. Collective."""
+        """Return the trained matrices under peft's names on rank 0; all ranks must call it."""
         self._form = adapter_form(policy.engine.module.model)
         return policy.adapter_weights()
 
@@ -89,13 +92,13 @@ class AdapterSender(Sender):
         vllm.load_adapter(SERVED_AS[True], folder)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return the file's path for a vLLM on this host, or the bytes for a remote vLLM."""
-        if vllm.replica.address.path:  # a Unix socket implies the same host
+        """Return the memory file's path for a vLLM on this host, else the file's bytes."""
+        if vllm.replica.address.path:  # a vLLM with a Unix socket runs on this host
             return {"path": self._file.path}
         return {"content": b64encode(self._file.content).decode()}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Make vLLM replace the adapter's matrices in memory, and set its policy version."""
+        """Replace the matrices in vLLM's memory by the packed ones; set vLLM's policy version."""
         vllm.update(self.update(vllm))
         vllm.set_version(version)
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a set of weights: equal if names, shapes, dtypes and bytes are equal."""
+"""A hash of weights, which is equal if names, shapes, dtypes and bytes are equal."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ import xxhash
 
 
 class Digest:
-    """A hash of several tensors, which must be added in the order of their names."""
+    """A hash of several tensors, which must be added in alphabetical order of their names."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()

@@ -4,8 +4,8 @@ Rank 0 of the trainer and the workers of one replica form a separate process gro
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread, in parallel with the request that makes vLLM take part. If either
-fails, the request ends at its deadline. If vLLM hangs, the thread ends at its group's timeout.
+The broadcast runs in a thread, in parallel with the request that makes vLLM take part. If the
+broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
 """
 
 import socket
@@ -26,13 +26,13 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# larger pieces do not stay in the CPU cache between the kernel's two copies
+# bytes per broadcast; larger pieces do not stay in the CPU cache between the kernel's two copies
 _PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
 
 class GlooReader(Reader):
-    """The receiver in a vLLM worker, which has rank 1 or higher in the replica's group."""
+    """The receiver in a vLLM worker, which has rank 1 or higher in the replica's process group."""
 
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
         self._file = MemoryFile()
@@ -51,18 +51,18 @@ class GlooReader(Reader):
 
 @dataclass(kw_only=True)
 class GlooSender(Sender):
-    """The sender over TCP, which has rank 0 in the group of each replica (conf/sync/gloo.yaml)."""
+    """The sender over TCP; it has rank 0 in each replica's process group (conf/sync/gloo.yaml)."""
 
     reader: ClassVar[type[Reader]] = GlooReader
     reader_copy: ClassVar[bool] = True
 
     def open(self, timeout: float) -> None:
-        """Prepare for the first push."""
+        """Create the memory file and the empty table of process groups."""
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a group with all workers of a vLLM, which replaces the group of an earlier start."""
+        """Form a process group with all workers of a vLLM; replace the group of its last start."""
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
@@ -84,8 +84,7 @@ class GlooSender(Sender):
         self._result(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Keep only the id of the group, because a reference would keep the group's connections
-        # open.
+        # Store only the group's id, because a reference would keep the connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
@@ -99,7 +98,7 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the thread's result; vLLM has answered already, so the thread must end soon."""
+        """Return the result of a thread; vLLM has answered already, so the thread must end soon."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -137,7 +136,7 @@ def listening_store(host: str, timeout: float) -> TCPStore:
 
 
 def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """Create an additional process group, which uses the network interface of `host`."""
+    """Create a gloo process group that uses the network interface of the address `host`."""
     backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]

@@ -28,8 +28,7 @@ class MemoryFile:
     """An anonymous file in memory, which exists until `close` or until this process ends."""
 
     def __init__(self) -> None:
-        # The file has no name that could collide and uses no disk. The kernel frees it after a
-        # kill.
+        # The file has no name that could collide, uses no disk and is freed after a kill.
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
 
@@ -59,7 +58,7 @@ class MemoryFile:
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
         """Replace the file's content by these weights, sorted by name; return their fingerprint.
 
-        No reader may still use the previous weights.
+        Call it only when no reader uses the previous weights any more.
         """
         # safetensors format: the header's length in 8 bytes, the header, the tensors without gaps.
         header, end = {}, 0
@@ -101,7 +100,7 @@ class MemoryFile:
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
-    """Map the weights of a file and return them; raise RuntimeError if the fingerprint differs."""
+    """Map a file's weights and return them; raise RuntimeError if their hash is not `expected`."""
     return checked(load_file(path), expected)
 
 

@@ -1,6 +1,6 @@
 """Compare the logprobs of trainer and vLLM on the same text, right after a push.
 
-Even with equal weights the logprobs differ if the two compute attention or rope differently.
+Equal weights give different logprobs if trainer and vLLM compute attention or rope differently.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +26,12 @@ class ProbedRows:
     """Some rows of a batch, with the trainer's logprobs of their tokens."""
 
     texts: list[list[int]]
-    logprobs: list[torch.Tensor]  # of each token except the first, at temperature 1
+    logprobs: list[torch.Tensor]  # logprob of each token except the first, at temperature 1
 
     @classmethod
     def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first rows. Collective."""
-        # Drop the last token, because a row may fill vLLM's context and vLLM samples one more
-        # token.
+        """Compute the trainer's logprobs of the first `num_rows` rows; all ranks must call it."""
+        # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
         scored = policy.logprobs(token_ids)
@@ -40,8 +39,8 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return the absolute logprob difference of all tokens [N]; empty without completions."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel requests share vLLM's steps
+        """Return |vLLM's - trainer's logprob| of each token [N]; empty without completions."""
+        with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)
         return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
@@ -51,15 +50,15 @@ class MismatchBound:
     """The largest allowed mean |logprob difference|, which is smaller for a run's first probe."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: the run was probed before its stop, so the larger bound holds immediately."""
+        """`resumed`: whether an earlier process probed the run, so that the larger bound holds."""
         self._max_mismatch = max_mismatch
         self._slack = _LATER_SLACK if resumed else 1.0
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
-        """Return mean and maximum of the differences [N].
+        """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean exceeds `max_mismatch`, or twice that after the first probe.
+            RunFailed: the mean exceeds `max_mismatch` at the first probe, or twice that later.
         """
         mean = float(gap.mean())
         bound = self._max_mismatch * self._slack

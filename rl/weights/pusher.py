@@ -1,4 +1,4 @@
-"""Push new weights to every vLLM after every step, and verify that they arrived.
+"""Push new weights to every vLLM after every training step, and verify that they arrived.
 
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
@@ -37,7 +37,7 @@ class LostReceiver:
 
 
 class NoReceiver(RunFailed):
-    """Raised when no vLLM has the weights."""
+    """The error raised if no vLLM has loaded the pushed weights."""
 
 
 class WeightPusher:
@@ -68,7 +68,7 @@ class WeightPusher:
         self._had_several |= len(self._receivers) > 1
 
     def lost(self) -> list[LostReceiver]:
-        """Return the replicas that have failed since the last call."""
+        """Return the replicas that failed a push or a probe since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -77,12 +77,12 @@ class WeightPusher:
 
         Args:
             policy: the policy whose weights are pushed.
-            version: the version that vLLM reports for every later token.
-            must_differ: the optimizer took a step, so unchanged weights are an error.
+            version: the policy version that vLLM reports for every later token.
+            must_differ: whether the optimizer took a step, so that unchanged weights are an error.
 
         Raises:
             NoReceiver: no vLLM has loaded the weights.
-            RunFailed: the weights must differ but did not change.
+            RunFailed: `must_differ` is True, but the weights equal those of the previous push.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -106,7 +106,7 @@ class WeightPusher:
                 self._lose(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push to one vLLM; return the error, or None after success."""
+        """Push the packed weights to one vLLM; return the error, or None after success."""
         try:
             with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
@@ -133,7 +133,7 @@ class WeightPusher:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Trainer and vLLM score the same text at temperature 1, so only weights and arithmetic can
-        differ. The push has verified the weights of all replicas, so each probe uses one of them.
+        differ. The push has verified the weights of all replicas, so each probe uses one replica.
 
         Raises:
             NoReceiver: no vLLM answers any more.

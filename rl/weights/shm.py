@@ -20,7 +20,7 @@ class FileReader(Reader):
         """Ignore the worker's number, because every worker reads the whole file."""
 
     def read(self, fingerprint: str, *, path: str) -> dict[str, torch.Tensor]:
-        """Map the file and return its weights, so that nothing is copied before the load."""
+        """Return the weights in the mapped file; no byte is copied before vLLM loads them."""
         return read_weights(path, fingerprint)
 
 

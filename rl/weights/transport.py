@@ -28,14 +28,13 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker; `facts` are its keyword arguments from the sender."""
+    """The receiver in one vLLM worker; the sender chooses its keyword arguments `facts`."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
 
         Raises:
-            RuntimeError: the weights have another fingerprint.
-
+            RuntimeError: the received weights have another fingerprint than the given one.
         """
         raise NotImplementedError
 
@@ -63,26 +62,26 @@ class Sender:
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # True only for AutoSender, which another transport replaces
-    # pushes only the LoRA matrices to a vLLM that has the base model
+    chooses: ClassVar[bool] = False  # whether rl/config replaces this class by another Sender
+    # whether a push contains only the LoRA matrices, because vLLM has the base model
     adapter_only: ClassVar[bool] = False
-    one_host: ClassVar[bool] = False  # trainer and vLLM must share a host
-    reader_copy: ClassVar[bool] = False  # a push needs a second copy of the weights in vLLM
+    one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
+    reader_copy: ClassVar[bool] = False  # whether a push needs a second copy of vLLM's weights
 
     probe_every: NonNegativeInt
     probe_rows: PositiveInt
     max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
-        """Prepare for the first push; `timeout` (trainer.wait_timeout) limits every wait."""
+        """Create the memory file; `timeout` (trainer.wait_timeout) is the limit of every wait."""
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Gather the weights to push; return them on rank 0. Collective."""
+        """Return the weights to push on rank 0; all ranks must call it."""
         return policy.weights()
 
     def pack(self, weights: Weights) -> str:
-        """Write the weights for all replicas; return their fingerprint."""
+        """Write the weights into the memory file for all replicas; return their fingerprint."""
         self._fingerprint = self._file.write(weights)
         return self._fingerprint
 
@@ -91,7 +90,7 @@ class Sender:
         self.open_readers(vllm, {})
 
     def open_readers(self, vllm: VLLMRoutes, facts: dict[str, Any]) -> None:
-        """Make every worker of this vLLM create the reader with these facts."""
+        """Make every worker of this vLLM create a reader with the keyword arguments `facts`."""
         target = f"{self.reader.__module__}.{self.reader.__qualname__}"
         vllm.init_transfer({"reader": target, "facts": facts})
 
@@ -104,7 +103,7 @@ class Sender:
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Make a paused vLLM load the packed weights and sample with them as `version`."""
+        """Make a paused vLLM load the packed weights and sample with them as policy `version`."""
         vllm.start_update()
         vllm.update(self.update(vllm))
         vllm.finish_update(version)

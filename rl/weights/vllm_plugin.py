@@ -52,7 +52,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The class of the reader, and its constructor arguments from the sender."""
+    """The name of the reader's class, and the reader's constructor arguments from the sender."""
 
     reader: str
     facts: dict[str, Any]
@@ -84,7 +84,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Change nothing, because the model must stay unchanged if no weights follow."""
+        """Do nothing, because the model must stay unchanged if the trainer sends no weights."""
 
     def shutdown(self) -> None:
         """Close the reader, if one is open."""
@@ -104,7 +104,7 @@ class WholeWeightsEngine(_Engine):
     _received: Weights = {}  # noqa: RUF012 replaced, never changed
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Read and verify the weights, then load them with the model's own loader."""
+        """Read weights with a verified fingerprint, then load them with the model's own loader."""
         # Keep the weights until `finish_weight_update` has compared every layer with them.
         self._received = self.read(update_info)
         # Restore the original shapes of the parameters, so that weights can be loaded.
@@ -115,14 +115,14 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Repack the weights for the CPU kernels and compare every layer with the received weights.
 
-        Do nothing without received weights: a new trainer then closes an earlier trainer's update.
+        Do nothing if no weights were received: a new trainer then ends an earlier trainer's update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # A repacked layer has an empty weight, so the reload skipped every layer with a weight.
+            # A repacked layer has an empty weight, so the reload skipped a layer with a weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
         shared = list(layers_that_share(self.model, self._received))
@@ -164,7 +164,7 @@ class AdapterEngine(_Engine):
             dtype=cast("torch.dtype", manager.lora_config.lora_dtype),
             weights_mapper=names,
         )
-        # Keep the old id, so that running requests continue.
+        # Keep the adapter's id, so that running requests continue.
         manager.remove_adapter(old.id)
         manager.add_adapter(lora)
         manager.activate_adapter(old.id)

@@ -10,12 +10,12 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
-_PROBES = 8  # number of noise inputs, and number of single-column inputs
+_PROBES = 8  # number of random test inputs, and number of one-hot test inputs
 _MAX_NAMES = 8  # most layer names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return the weights under the names of vLLM's modules; q, k and v stay separate."""
+    """Return the weights, renamed to the names of vLLM's modules; q, k and v stay separate."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
@@ -37,7 +37,7 @@ def compared_layers(model: torch.nn.Module, weights: Weights) -> Iterator[tuple[
             yield name, None
             continue
         sent = _stacked([weights[source] for source in sources]).to(held)  # [out, in] or [in]
-        # Additional rows are padding of the vocabulary. A layer without rows was repacked.
+        # Rows beyond those of `sent` pad the vocabulary. A repacked layer has no rows to read.
         can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
         equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
         if equal is not False and hasattr(layer, "cpu_linear"):
@@ -54,7 +54,7 @@ def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]
 
 
 def coverage(proof: Mapping[str, bool | None]) -> str:
-    """Return a line for the log: how many layers of the model were compared."""
+    """Return a log line with the number of layers that were compared with the sent weights."""
     unknown = [name for name, equal in proof.items() if equal is None]
     text = f"{len(proof) - len(unknown)} of {len(proof)} layers are compared with what was sent"
     if not unknown:
@@ -67,9 +67,9 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     """Return whether a layer's repacked weights, which cannot be read, compute like `weight`.
 
     A tolerance would have to exceed the rounding differences between kernels, which are larger
-    than the change of one step. So `weight` is repacked for the same kernel and the outputs must be
-    equal bit by bit. Half of the inputs are noise, which involves every weight. The other half
-    select single columns, so that nothing is rounded.
+    than the change of one training step. So `weight` is repacked for the same kernel, and both
+    outputs must be equal bit by bit. Half of the inputs are noise, which involves every weight. The
+    other half select single columns, so that nothing is rounded.
     """
     probe = probes(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
@@ -106,7 +106,7 @@ def matrices_that_differ(
     """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
 
     A key of `sent` is a layer's name and whether the matrix is A (else B). vLLM fuses layers, and
-    multiplies B by the scale.
+    multiplies matrix B by the adapter's scale.
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}
     for name, layer in manager.modules.items():
