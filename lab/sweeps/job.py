@@ -111,7 +111,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _message(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's class without a message."""
+    """Return the first line of an error's message, or its class if the message is empty."""
     cause = _cause(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED

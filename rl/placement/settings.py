@@ -41,5 +41,5 @@ def with_device_flags(
 def _flag(key: object) -> str:
     """Return the name of the vLLM flag that a config key sets; `no_` and `--` are removed."""
     name = str(key).removeprefix("--").replace("-", "_")
-    # Drop the key of a JSON option (after a dot) and the plus that appends to a list.
+    # `option.key`, `option+` and `no_option` all become `option`.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

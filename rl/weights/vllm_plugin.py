@@ -176,7 +176,9 @@ class AdapterEngine(_Engine):
             if wrong:
                 raise RuntimeError(f"adapter push: vLLM holds other matrices in {wrong}")
         else:
-            _log_once("no matrix is compared: under tensor parallelism each layer holds a shard")
+            _log_once(
+                "the pushed adapter is not compared, because with tensor parallelism layers hold shards"
+            )
 
     def finish_weight_update(self) -> None:
         """Do nothing. Only a new trainer finishes an update, to drop the old trainer's adapters."""
