@@ -177,7 +177,7 @@ class AdapterEngine(_Engine):
                 raise RuntimeError(f"adapter push: vLLM holds other matrices in {wrong}")
         else:
             _log_once(
-                "the pushed adapter is not compared, because with tensor parallelism layers hold shards"
+                "the pushed adapter is not compared: with tensor parallelism layers hold shards"
             )
 
     def finish_weight_update(self) -> None:
