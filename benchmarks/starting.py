@@ -4,8 +4,8 @@
     python -m benchmarks.starting BEFORE AFTER --only typo --pairs 5
 
 Runs alternate between the checkouts, so that a slower machine slows both. One JSON line a
-measurement: the seconds of each pair, and the median of the ratios after / before. Each checkout
-uses the Python of this process and a cache of its own, warm after one run that does not count.
+measurement: medians in seconds, and the median of the ratios after / before. Each checkout uses
+the Python of this process and a cache of its own, warm after one run that does not count.
 """
 
 import argparse
@@ -25,11 +25,10 @@ KINDS = {"first step": ["max_steps=1"], "wrong loss": OWN, "typo": ["loss.clip_h
 LIMIT_S = 600
 
 
-def seconds(checkout: Path, overrides: list[str], work: Path, number: int) -> float:
+def seconds(checkout: Path, overrides: list[str], work: Path, name: str) -> float:
     """Return the seconds until the command has ended; of a run, until its first step was logged."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "wrong_loss.py").write_text(WRONG_LOSS)
-    name = f"r{number}"
     command = [sys.executable, str(checkout / "train.py"), *overrides, f"run_name={name}"]
     environment = {**os.environ, "OFFBYONE_CACHE": str(work / "cache"), "PYTHONPATH": str(checkout)}
     began = time.monotonic()
@@ -66,15 +65,15 @@ def main() -> None:
                 continue
             pairs = [
                 [
-                    seconds(checkout.resolve(), overrides, Path(folder, str(i)), pair)
+                    seconds(checkout.resolve(), overrides, Path(folder, str(i)), f"{kind[0]}{pair}")
                     for i, checkout in enumerate(arguments.checkouts)
                 ]
                 for pair in range(-1, arguments.pairs)
             ][1:]
-            ratio = statistics.median(after / before for before, after in pairs)
-            rounded = [[round(value, 2) for value in pair] for pair in pairs]
-            line = {"measured": kind, "seconds": rounded, "ratio": round(ratio, 3)}
-            print(json.dumps(line), flush=True)
+            before, after = (round(statistics.median(c), 2) for c in zip(*pairs, strict=True))
+            ratio = statistics.median(late / early for early, late in pairs)
+            line = {"measured": kind, "before_s": before, "after_s": after}
+            print(json.dumps({**line, "ratio": round(ratio, 3)}), flush=True)
 
 
 if __name__ == "__main__":
