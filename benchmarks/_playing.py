@@ -27,7 +27,7 @@ from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
-from rl.rollouts.credit import Crediting
+from rl.rollouts.credit import GroupCredit
 from rl.rollouts.plan import plan_batch
 from rl.runtime.folder import RunFolder
 from rl.sampling.renderer_chat import render
@@ -89,7 +89,7 @@ class Playground:
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
         sampler, buffer = build(run.sampler)(), build(run.buffer)()
-        credit = Crediting(
+        credit = GroupCredit(
             build(run.truncation),
             build(run.reward)(),
             build(run.advantage),

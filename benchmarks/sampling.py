@@ -32,7 +32,7 @@ from rl.inference.router import Router
 from rl.inference.server import ServedPolicy, VLLMServer, only_replica, serving
 from rl.model.tokenizer import load_renderer
 from rl.runtime.folder import RunFolder
-from rl.sampling.chat import ChatSetting
+from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.supervisor.resolve import placed
 
@@ -67,7 +67,7 @@ async def play_rounds(
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Play all groups at once through the server; return the line and the prompts sent."""
     sampler = build(run.sampler)()
-    setting = ChatSetting(
+    setting = ChatSettings(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
         has_turns=env.has_turns,

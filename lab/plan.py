@@ -6,7 +6,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.nodes import ModelNode
-from rl.config.schema import refused
+from rl.config.schema import as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
 from rl.model.shape import GIB, Shape, shape_of
@@ -36,7 +36,7 @@ def show_plan(config: dict[str, Any]) -> str:
     resolved = resolve(config, machines)
     with DryCall([config]) as dry_call:
         dry_call.learned()
-    with refused():
+    with as_config_error():
         sizes = _model_shape(resolved.run.model)
     page = resolved.for_model(sizes)[1]
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page

@@ -19,7 +19,7 @@ from lab.evaluation.settings import P, PlayedPolicy
 from rl.config.build import build, construct
 from rl.config.nodes import InferenceNode
 from rl.config.positions import ADAPTER
-from rl.config.schema import ConfigError, refused
+from rl.config.schema import ConfigError, as_config_error
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.inference.server import SERVED_AS, ServedPolicy, adapter_limits, only_replica, serving
@@ -29,7 +29,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import ensure_free, locked
 from rl.runtime.stop_request import stopped_by_signals
-from rl.sampling.chat import ChatSetting
+from rl.sampling.chat import ChatSettings
 
 _VERSION = 0  # policy version, constant because the weights never change
 _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
@@ -93,7 +93,7 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console
     if policy.model is None:
         yield
         return
-    with refused():
+    with as_config_error():
         run_folder.set_model(build(policy.model)().prepare(run_folder.built_model))
     console.print("starting vLLM (logs/inference.log)", highlight=False)
     server = build(policy.inference or {})()
@@ -116,9 +116,9 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console
         yield
 
 
-def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) -> ChatSetting:
+def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) -> ChatSettings:
     """Return the settings with which a client requests completions from this policy."""
-    return ChatSetting(
+    return ChatSettings(
         sampler=build(policy.sampler)(),
         max_seq_len=policy.max_seq_len,
         has_turns=env.has_turns,

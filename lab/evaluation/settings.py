@@ -15,7 +15,7 @@ from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
 from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
-from rl.config.positions import ADAPTER, base_of
+from rl.config.positions import ADAPTER, base_model_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.rules import (
     data_files,
@@ -91,7 +91,7 @@ def without_training_keys(config: Config) -> Config:
     client, model = config.get("client"), config.get("model")
     if isinstance(client, Mapping) and not _needs_vllm(client):
         config |= {"model": None, "inference": None, "adapter_path": None}
-    elif isinstance(model, Mapping) and (base := base_of(model.get("path"))):
+    elif isinstance(model, Mapping) and (base := base_model_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
     return config
 
@@ -108,7 +108,7 @@ def _policy(config: Config) -> Iterator[str]:
     """Yield a problem for each setting that does not suit the evaluation of a trained policy."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
-        yield f"an evaluation plays the policy, but {sampler} samples none: use sampler=async"
+        yield f"an evaluation samples from the policy, but {sampler} does not: use sampler=async"
     drawn = model and fact(model["_target_"], "drawn_by_trainer", False)
     if model and (drawn or model.get("warm_start") is not None):
         yield (
@@ -122,7 +122,7 @@ def _policy(config: Config) -> Iterator[str]:
             "already by client=messages client.url=http://host:port/v1 client.model=<its name>"
         )
     elif inference and (number := inference.get("replicas") or 1) > 1:
-        yield f"inference.replicas={number}, but here one vLLM is started: leave it null"
+        yield f"inference.replicas={number}, but an evaluation starts one vLLM: use null"
     if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
         yield f"adapter_path={path} holds no {ADAPTER}: give the folder of a LoRA adapter of peft"
 

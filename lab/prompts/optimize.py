@@ -31,7 +31,7 @@ from lab.prompts.settings import PromptOptimization, checked
 from lab.prompts.teacher import Reflection, Teacher
 from rl.config.build import build
 from rl.config.resume_rules import run_folder_problems
-from rl.config.schema import refused
+from rl.config.schema import as_config_error
 from rl.evaluation.play import choose
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
@@ -65,7 +65,7 @@ def optimize_prompt(
     console = Console()
     env: Environment = build(settings.env)()
     with locked_run_folder(settings, run_folder_problems) as run_folder:
-        with refused():
+        with as_config_error():
             num_played = _num_played(run_folder)
             train, validation = _examples(settings, env, num_played)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])

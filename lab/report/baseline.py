@@ -70,7 +70,7 @@ def against(today: Sequence[Run], file: Path) -> Comparison:
     comparison = compare(arms, baseline=STORED, question=question)
     if not comparison.others:
         raise NothingToCompare(
-            "the runs have other questions than the stored baseline: store the curves again"
+            "these runs and the stored baseline have different questions: store the curves again"
         )
     return comparison
 

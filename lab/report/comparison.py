@@ -53,7 +53,7 @@ class ArmResult(ScoredArm):
         return self.scores.num_seeds
 
     @property
-    def knows_seeds(self) -> bool:
+    def has_enough_seeds(self) -> bool:
         """Whether the arm has enough seeds to estimate the variance between seeds."""
         return self.scores.resamples_seeds
 
@@ -142,7 +142,7 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
     spreads = [st.spread_of(one.scores, base) for one in arms]
     gains = [float(one.scores.y.mean() - base.y.mean()) for one in arms]
     others = [index for index in range(len(arms)) if index != at]
-    adjusted = st.holm([st.p_value(gains[index], spreads[index]) for index in others])
+    adjusted = st.holm_adjusted([st.p_value(gains[index], spreads[index]) for index in others])
     p_values = {at: nan} | dict(zip(others, adjusted, strict=True))
     results = []
     for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
@@ -151,7 +151,7 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
         difference, decision = st.Interval(0.0, nan, nan), st.BASELINE
         if is_other:
             difference = st.interval(gain, draws[index] - draws[at], spread)
-            decision = st.decide(difference, p_values[index], knows_seeds=knows)
+            decision = st.decide(difference, p_values[index], has_enough_seeds=knows)
         several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(
@@ -215,7 +215,7 @@ def _notes(
             "Compared by training reward, which every run measured on different examples. Use "
             "evaluation=default to compare all runs on the same questions."
         )
-    if few := [result.arm.name for result in results if not result.knows_seeds]:
+    if few := [result.arm.name for result in results if not result.has_enough_seeds]:
         names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
         notes.append(
             f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "

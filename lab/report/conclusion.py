@@ -46,7 +46,7 @@ def _unclear_clause(results: Sequence[ArmResult], baseline: ArmResult) -> str:
     names = [result.arm.name for result in results]
     shown = _joined(names) if len(names) <= _MAX_NAMES else f"the other {len(names)} arms"
     text = f"{shown} cannot be distinguished from {baseline.arm.name}"
-    if not all(result.knows_seeds for result in [*results, baseline]):
+    if not all(result.has_enough_seeds for result in [*results, baseline]):
         return f"{text} (use at least {FEWEST_SEEDS} seeds of each arm)"
     return f"{text} ({_needed_seeds(results, baseline)})"
 

@@ -61,9 +61,9 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
-                left_out.append((run, f"it was evaluated on other questions than {baseline.name}"))
+                left_out.append((run, f"its questions differ from those of {baseline.name}"))
             elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
-                left_out.append((run, "it could not be scored on most of its questions"))
+                left_out.append((run, "most of its questions have no score"))
             else:
                 runs.append(run)
                 tables[id(run)] = table

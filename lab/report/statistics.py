@@ -132,21 +132,22 @@ class Spread:
         return float(np.sqrt(self.variance))
 
     @property
-    def freedom(self) -> float:
+    def degrees_of_freedom(self) -> float:
         """The degrees of freedom of V, with the seed term scaled by (V - C) / A."""
         total = sum(variance for variance, _ in self.seeds)
-        return self._freedom((self.variance - self.questions) / total if total else 0.0)
+        return self._degrees_of_freedom((self.variance - self.questions) / total if total else 0.0)
 
     @property
-    def cautious_freedom(self) -> float:
+    def decision_degrees_of_freedom(self) -> float:
         """The degrees of freedom of V for decisions, with the full seed term.
 
         With many arms, the seeds of some arms agree by chance, so a difference looks certain. Among
-        12 equal arms, `freedom` leads to a false winner in 1 of 8 sweeps, this value in 1 of 30.
+        12 equal arms, `degrees_of_freedom` gives a false winner in 1 of 8 sweeps, this one in 1
+        of 30.
         """
-        return self._freedom(1.0)
+        return self._degrees_of_freedom(1.0)
 
-    def _freedom(self, share: float) -> float:
+    def _degrees_of_freedom(self, share: float) -> float:
         terms = sum(share * variance**2 / (seeds - 1) for variance, seeds in self.seeds)
         terms += self.questions**2 / max(self.free_questions, 1)
         return float(self.variance**2 / terms) if terms else float("inf")
@@ -206,7 +207,7 @@ def interval(value: float, draws: Floats, spread: Spread) -> Interval:
         return Interval(value, float("nan"), float("nan"))
     tail = (1 + LEVEL) / 2
     stretch = error / drawn if drawn else 0.0
-    stretch *= student_quantile(spread.freedom, tail) / student_quantile(np.inf, tail)
+    stretch *= student_quantile(spread.degrees_of_freedom, tail) / student_quantile(np.inf, tail)
     low, high = np.quantile(value + (draws - draws.mean()) * stretch, [1 - tail, tail])
     return Interval(value, float(low), float(high))
 
@@ -219,19 +220,21 @@ def p_value(difference: float, spread: Spread) -> float:
         return float("nan")
     if spread.standard_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(2 * stdtr(spread.cautious_freedom, -abs(difference) / spread.standard_error))
+    return float(
+        2 * stdtr(spread.decision_degrees_of_freedom, -abs(difference) / spread.standard_error)
+    )
 
 
-def student_quantile(freedom: Any, probability: float) -> Any:
-    """Return a quantile of Student's t distribution, which is normal for infinite freedom."""
+def student_quantile(degrees_of_freedom: Any, probability: float) -> Any:
+    """Return a quantile of Student's t distribution, normal for infinite degrees of freedom."""
     from scipy.special import ndtri, stdtrit
 
-    freedom = np.asarray(freedom, float)
-    limited = stdtrit(np.minimum(freedom, 1e6), probability)
-    return np.where(np.isinf(freedom), ndtri(probability), limited)[()]
+    degrees_of_freedom = np.asarray(degrees_of_freedom, float)
+    limited = stdtrit(np.minimum(degrees_of_freedom, 1e6), probability)
+    return np.where(np.isinf(degrees_of_freedom), ndtri(probability), limited)[()]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted for multiple tests (Holm 1979). NaN stays NaN."""
     known = sorted((p, index) for index, p in enumerate(p_values) if not np.isnan(p))
     adjusted, highest = list(p_values), 0.0
@@ -241,9 +244,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def decide(difference: Interval, adjusted_p: float, *, knows_seeds: bool) -> str:
+def decide(difference: Interval, adjusted_p: float, *, has_enough_seeds: bool) -> str:
     """Return BETTER or WORSE if the interval excludes 0 and p is below ERROR, else UNCLEAR."""
-    if not knows_seeds or not adjusted_p < ERROR or not difference.excludes(0.0):
+    if not has_enough_seeds or not adjusted_p < ERROR or not difference.excludes(0.0):
         return UNCLEAR
     return BETTER if difference.value > 0 else WORSE
 
@@ -256,13 +259,15 @@ def chance_better(arm: Floats, baseline: Floats) -> float:
 
 def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
     """Return the smallest true difference that is detected with probability POWER, or NaN."""
-    return spread.standard_error * float(_num_errors(spread.cautious_freedom, num_comparisons))
+    return spread.standard_error * float(
+        _num_errors(spread.decision_degrees_of_freedom, num_comparisons)
+    )
 
 
-def _num_errors(freedom: Any, num_comparisons: int) -> Any:
+def _num_errors(degrees_of_freedom: Any, num_comparisons: int) -> Any:
     """Return how many standard errors a difference needs to be detected with probability POWER."""
     tail = 1 - ERROR / 2 / max(num_comparisons, 1)
-    return student_quantile(freedom, tail) + student_quantile(freedom, POWER)
+    return student_quantile(degrees_of_freedom, tail) + student_quantile(degrees_of_freedom, POWER)
 
 
 def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) -> int | None:
@@ -275,7 +280,9 @@ def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) ->
     counts = range(FEWEST_SEEDS, MOST_SEEDS + 1)
     spreads = [spread.with_seeds(count) for count in counts]
     errors = np.array([one.standard_error for one in spreads])
-    needed = _num_errors(np.array([one.cautious_freedom for one in spreads]), num_comparisons)
+    needed = _num_errors(
+        np.array([one.decision_degrees_of_freedom for one in spreads]), num_comparisons
+    )
     enough = np.flatnonzero(errors * needed <= abs(difference))
     return counts[int(enough[0])] if len(enough) else None
 

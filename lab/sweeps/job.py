@@ -17,7 +17,7 @@ import yaml
 
 from lab.sweeps.overview import announce
 from lab.sweeps.process import end_with_process, redirect_output_to
-from lab.sweeps.slots import Slot, slot_of
+from lab.sweeps.slots import Slot, hold_slot
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import STOPPED
@@ -66,7 +66,7 @@ def run_job(
         if not in_sweeps_process:
             end_with_process(**process)
             stack.enter_context(redirect_output_to(sweep.log_of(number)))
-        stack.enter_context(slot_of(slots))
+        stack.enter_context(hold_slot(slots))
         record.state, record.error, record.max_steps = RUNNING, DID_NOT_END, max_steps
         record.started, record.ended = time.time(), None
         sweep.write(number, record)

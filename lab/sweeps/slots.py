@@ -68,7 +68,7 @@ def _most_jobs(key: str, each: int, available: int, what: str) -> int:
 
 
 @contextmanager
-def slot_of(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
+def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
     """Wait for a free slot and restrict this process to it while the block runs.
 
     Yield None if `slots` is empty. `folder` contains the lock files. By default, all sweeps of the

@@ -38,11 +38,11 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
             },
             "titles": {str(row.question): row.title for row in rows},
             "scales": {str(step): x for step, x in index.scales.items() if x is not None},
-            **facts(index),
+            **run_summary(index),
         }
 
 
-def facts(index: RunIndex) -> dict[str, Any]:
+def run_summary(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:

@@ -52,7 +52,7 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
     if total > MOST_ROLLOUTS:
         first = chosen[0].index.rows[0]
         raise ValueError(
-            f"{total:,} rollouts are too many for one file (at most {MOST_ROLLOUTS:,}): choose "
+            f"{total:,} rollouts exceed the limit of one file ({MOST_ROLLOUTS:,}): choose "
             f"some, such as source={first.source} step={first.step}"
         )
     runs = [_embedded_run(one, which) for one, which in zip(chosen, numbers, strict=True)]

@@ -58,7 +58,7 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
         )
     if imitates and not learned.takes_any_text:
         yield (
-            f"{loss} needs rollouts of the policy, and {sampler} gives text that no policy "
+            f"{loss} needs rollouts of the policy, and {sampler} returns text that no policy "
             "sampled: add loss=sft, or choose sampler=async"
         )
 
@@ -74,8 +74,8 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
     yield (
-        f"{' and '.join(changed)} changes what is sampled, so {loss} is biased: leave it out, or "
-        "accept that with sampler.allow_biased_ratio=true"
+        f"{' and '.join(changed)} changes what is sampled, so {loss} is biased: remove the "
+        "option, or accept the bias with sampler.allow_biased_ratio=true"
     )
 
 
@@ -85,7 +85,7 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
         if kl["target_kl"] is not None:
-            yield f"kl.target_kl={kl['target_kl']} steers kl.beta=0, which stays 0: try kl=k3"
+            yield f"kl.target_kl={kl['target_kl']} multiplies kl.beta=0, which stays 0: use kl=k3"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (
@@ -93,14 +93,14 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
             "kl.place=reward, or kl=k3"
         )
     if place == "reward" and not learned.divergence_is_linear:
-        yield f"kl.place=reward with {estimator} is no unbiased penalty: use kl=k1"
+        yield f"kl.place=reward with {estimator} is a biased penalty: use kl=k1"
     if place == "reward" and not learned.reads_advantages:
         loss = config["loss"]["_target_"]
-        yield f"kl.place=reward pulls by the advantages, and {loss} reads none: use kl=k3"
+        yield f"kl.place=reward needs a loss with advantages, and {loss} reads none: use kl=k3"
     if place == "reward" and value_of(config, "reward.normalise_each"):
         yield (
             "kl.place=reward is one penalty on the whole reward and reward.normalise_each=true "
-            "knows only single ones: set one of them back"
+            "makes an advantage of each single reward: change one of the two"
         )
 
 
@@ -110,7 +110,7 @@ def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
         yield (
-            f"{loss} assumes that the policy it trains has sampled the batch, which is so in the "
+            f"{loss} assumes that the policy it trains has sampled the batch, which is true in the "
             f"first of updates_per_batch={updates} only: use updates_per_batch=1 or loss=cispo"
         )
     if learned.correction_is_neutral:
@@ -159,13 +159,13 @@ def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[st
     if not teaches and not config["kl"]["beta"] > 0:
         if (exists and not is_policy) or node.get("refresh_every") or node.get("sees_hint"):
             yield (
-                f"nothing reads {kind}: add kl.beta=0.01, or loss=distill for a "
+                f"neither the loss nor kl reads {kind}: add kl.beta=0.01, use loss=distill for a "
                 "teacher, or leave reference out"
             )
     elif not exists:
         reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
         remedy = "model reference.path=<the teacher>" if teaches else "initial"
-        yield f"{reader} needs a reference and reference=none has none: use reference={remedy}"
+        yield f"{reader} needs a reference model: use reference={remedy}"
 
 
 def each_reference(config: Config, learned: Learned) -> Iterator[str]:
@@ -177,7 +177,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
     for path, node in references(config).items():
         kind = node["_target_"]
         if path != "reference" and not fact(kind, "has_logprobs", True):
-            yield f"{path} is {kind}, which returns no logprobs: name a teacher there"
+            yield f"{path} is {kind}, which returns no logprobs: use a teacher that does"
         is_hinted = node.get("sees_hint", False)
         if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
             yield (
@@ -197,7 +197,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
         if is_hinted and is_imitator(config["sampler"]["_target_"]):
             yield (
                 f"{path}.sees_hint=true needs prompts to put hints into, and "
-                f"{config['sampler']['_target_']} samples nothing: leave it out, or choose "
+                f"{config['sampler']['_target_']} does not sample: leave it out, or choose "
                 "sampler=async"
             )
 
@@ -221,11 +221,11 @@ def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
         )
     for name in (name for name in teachers if name not in members):
         hint = did_you_mean(name, members) or f": it has {', '.join(members)}"
-        yield f"reference.teachers.{name} is no environment of env.envs{hint}"
+        yield f"reference.teachers.{name} is not an environment of env.envs{hint}"
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
-        yield f"{' and '.join(sorted(numbers))} differ: one loss compares them, make them the same"
+        yield f"{' and '.join(sorted(numbers))} differ, and one loss reads them all: use one value"
 
 
 def critic(config: Config, learned: Learned) -> Iterator[str]:
@@ -234,11 +234,11 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
     if not fact(kind, "estimates", True):
         return
     if not learned.reads_advantages:
-        yield f"{kind} estimates advantages, and {loss} reads none: use critic=none, or loss=ppo"
+        yield f"{kind} estimates advantages, but {loss} reads none: use critic=none or loss=ppo"
     if not learned.advantage_is_reward:
         yield (
-            f"{kind} makes the advantages, so those of {config['advantage']['_target_']} would be "
-            "thrown away: use advantage=none, or critic=none"
+            f"{kind} computes the advantages, so those of {config['advantage']['_target_']} would "
+            "be ignored: use advantage=none, or critic=none"
         )
     if value_of(config, "reward.normalise_each"):
         yield (
@@ -248,7 +248,7 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
     head_start, steps = value_of(config, "critic.head_start"), config["max_steps"]
     if head_start is not None and head_start >= steps:
         yield (
-            f"critic.head_start={head_start} leaves the policy none of max_steps={steps}: "
+            f"critic.head_start={head_start} leaves no steps of max_steps={steps} for the policy: "
             "lower the one, or raise the other"
         )
 

@@ -29,7 +29,7 @@ NodeHandler = Callable[[Node, str], Any]
 """A function that checks or builds a nested node, given the node and its path."""
 
 
-class Misfit(ValueError):
+class InvalidValue(ValueError):
     """The error raised if a value does not fit an annotation; the message names the option."""
 
 
@@ -90,7 +90,7 @@ def _evaluated(text: str, module: Module) -> Any:
 def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
     """Return a value converted to an option's annotation; `on_node` converts nested nodes.
 
-    Raise Misfit if the value does not fit.
+    Raise InvalidValue if the value does not fit.
     """
     text = ast.unparse(option.annotation) if option.annotation else "Any"
     return _converted(value, _evaluated(text, option.module), path, on_node)
@@ -132,9 +132,9 @@ def _convert(value: Any, kind: Any, path: str) -> Any:
     except TypeError:  # msgspec does not support the annotated type
         return value
     except msgspec.ValidationError as error:
-        raise Misfit(_error_message(value, kind, path, str(error)) + or_node) from None
+        raise InvalidValue(_error_message(value, kind, path, str(error)) + or_node) from None
     if isinstance(fitting, float) and not math.isfinite(fitting):
-        raise Misfit(f"{path} is {value}, expected a finite number")
+        raise InvalidValue(f"{path} is {value}, expected a finite number")
     return fitting
 
 

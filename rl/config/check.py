@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import Misfit, Node, converted
+from rl.config.annotations import InvalidValue, Node, converted
 from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
-from rl.config.schema import RENAMED, ConfigError, parsed
+from rl.config.schema import RENAMED, ConfigError, syntax_error_as_config_error
 from rl.config.signatures import Options, did_you_mean, read
 
 MISSING = "???"
@@ -39,7 +39,7 @@ def check(
         schema: the class whose fields are the top-level keys.
         rules: function that yields a sentence for each invalid combination of values.
     """
-    with parsed():
+    with syntax_error_as_config_error():
         problems = list(_node_problems({"_target_": schema, **config}, ""))
         _refuse(problems or rules(config))
 
@@ -73,9 +73,9 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         where = f"{path}.{key}" if path else key
         try:
             if node[key] == MISSING:
-                raise Misfit(f"{where} has no value yet: give it one, {where}=...")
+                raise InvalidValue(f"{where} has no value: set {where}=...")
             converted(node[key], options[key], where, descend)
-        except Misfit as misfit:
+        except InvalidValue as misfit:
             problems.append(str(misfit))
     yield from problems or order_problems(node, path)
 
@@ -93,7 +93,7 @@ def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Itera
         if new := RENAMED.get(f"{prefix}{key}"):
             missing = [name for name in missing if f"{prefix}{name}" != new]
             hint = f": renamed to {new}"
-        yield f"{prefix}{key} is no key of {owner}{hint or known}"
+        yield f"{prefix}{key} is not a key of {owner}{hint or known}"
     for key in missing:
         kind = options[key].annotation
         if not path and isinstance(kind, ast.Name) and kind.id == "Node":

@@ -16,7 +16,7 @@ def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if bottom is not None and top is not None and bottom >= top:
-        yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: move one of them"
+        yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: change one of them"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
@@ -72,4 +72,4 @@ def free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
         for key in given if isinstance(given, dict) else ():
             owner = DECIDED_ELSEWHERE[path].get(str(key).removeprefix("--").replace("-", "_"))
             if owner:
-                yield f"{path}.{key} is decided by {owner}: set that, and leave {key} out"
+                yield f"{path}.{key} is set by {owner}: change that option, and leave {key} out"

@@ -89,7 +89,7 @@ class SamplerNode(CoreNode):
         """The sampling temperature; the trainer divides logits by it."""
         if (value := self.stated("temperature")) is None:
             raise ValueError(
-                f"{self['_target_']} states no temperature, which the trainer divides logits by: "
+                f"{self['_target_']} has no temperature, by which the trainer divides logits: "
                 "give it a key or a class attribute of that name"
             )
         return float(value)

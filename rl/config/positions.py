@@ -8,7 +8,7 @@ from typing import Any
 ADAPTER = "adapter_config.json"
 
 
-def base_of(path: Any) -> str | None:
+def base_model_of(path: Any) -> str | None:
     """Return the base model of the adapter in a folder, or None if there is no adapter."""
     folder = Path(str(path)).expanduser()
     if (folder / "config.json").exists():
@@ -19,7 +19,7 @@ def base_of(path: Any) -> str | None:
 
 def positions_of(path: Any) -> int | None:
     """Return the maximum number of positions of the model in a folder, or None if unknown."""
-    config = _read(Path(str(base_of(path) or path)).expanduser() / "config.json")
+    config = _read(Path(str(base_model_of(path) or path)).expanduser() / "config.json")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
@@ -32,7 +32,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def too_long(path: Any, max_seq_len: int, group: str) -> str | None:
+def positions_problem(path: Any, max_seq_len: int, group: str) -> str | None:
     """Return why a model cannot process rows of this length; `group` is a config group."""
     longest = positions_of(path)
     if longest is None or max_seq_len <= longest:

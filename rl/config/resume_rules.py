@@ -49,7 +49,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     run_folder = RunFolder(parent / name)
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" is no name for a folder below output_dir={parent}'
+        yield f'run_name="{name}" is not a valid name of a folder below output_dir={parent}'
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
@@ -59,8 +59,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         return  # the earlier run made no step, so nothing is lost
     elif saved.is_file() and not config["resume"]:
         yield (
-            f"{saved.parent} already holds a run: go on with it by resume=true, or choose another "
-            "run_name"
+            f"{saved.parent} already holds a run: use resume=true to continue it, or choose "
+            "another run_name"
         )
     elif config["resume"] and not saved.is_file():
         yield (
@@ -106,7 +106,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
         yield (
-            f"resume=true would go on with another configuration than {saved}: {shown}{more}; "
+            f"the configuration differs from {saved}: {shown}{more}; "
             "repeat the overrides of that run, or start a new one"
         )
 

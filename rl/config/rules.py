@@ -13,7 +13,7 @@ from typing import Any
 
 from rl.config.facts import fact, is_imitator, references, spans_hosts
 from rl.config.limits import free_form_problems, value_of
-from rl.config.positions import too_long
+from rl.config.positions import positions_problem
 from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.schema import seconds_of
 from rl.config.signatures import did_you_mean
@@ -62,13 +62,13 @@ def batches(config: Config) -> Iterator[str]:
             f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
         )
     if batch < ranks:
-        yield f"batch_size={batch} leaves some of trainer.ranks={ranks} idle: use at most {batch}"
+        yield f"batch_size={batch} is below trainer.ranks={ranks}: use at most {batch} ranks"
     sampler = config["sampler"]["_target_"]
     equal = sampler if is_imitator(sampler) else "group_size=1" if group == 1 else None
     if equal and (value_of(config, "buffer.min_spread") or 0) > 0:
         yield (
-            f"{equal} gives rewards without spread, so the buffer would reject every group: use "
-            "buffer=fifo or buffer.min_spread=0"
+            f"{equal} makes all rewards of a group equal, so the buffer would reject every group: "
+            "use buffer=fifo or buffer.min_spread=0"
         )
 
 
@@ -82,8 +82,8 @@ def client_and_evaluation(config: Config) -> Iterator[str]:
         )
     if fact(config["evaluation"]["_target_"], "evaluates", True) and is_imitator(sampler):
         yield (
-            f"evaluation plays the policy, and with {sampler} no vLLM is started that could: "
-            "use evaluation=none, and python evaluate.py on a checkpoint"
+            f"evaluation plays the policy, and with {sampler} no vLLM is started to sample "
+            "from: use evaluation=none, and python evaluate.py on a checkpoint"
         )
 
 
@@ -115,12 +115,12 @@ def lengths(config: Config) -> Iterator[str]:
     hidden += [env for env in targets if fact(env, "holds_conversation", False)]
     for target in dict.fromkeys(hidden if prompt is not None else ()):
         yield (
-            f"sampler.max_prompt_len={prompt} cannot be kept, because the length of a prompt of "
-            f"{target} is not known before it is sent: use null"
+            f"sampler.max_prompt_len={prompt} cannot be enforced, because the length of a prompt "
+            f"of {target} is known only to the server: use null"
         )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
-        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise that one instead"
+        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise the latter"
 
 
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
@@ -174,7 +174,7 @@ def rollout_timeout(config: Config) -> Iterator[str]:
         if episode is not None and isinstance(own, int | float) and own > episode:
             yield (
                 f"{path}.rollout_timeout={own} exceeds sampler.rollout_timeout={episode}, the "
-                "longest that vLLM may be silent: raise that one, and give the others less"
+                "limit for every environment: raise sampler.rollout_timeout"
             )
 
 
@@ -185,7 +185,7 @@ def devices(config: Config) -> Iterator[str]:
         if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
             yield (
                 f"{key}={names} names GPUs of this machine, and {config['cluster']['_target_']} "
-                "starts processes on others: leave it null, and set CUDA_VISIBLE_DEVICES on each"
+                "starts processes on other machines: use null, and set CUDA_VISIBLE_DEVICES on each"
             )
 
 
@@ -207,7 +207,7 @@ def rewards(config: Config) -> Iterator[str]:
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
         if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
-            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: give one a weight"
+            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: set one above 0"
 
 
 def output_head(config: Config) -> Iterator[str]:
@@ -242,7 +242,7 @@ def model_folders(config: Config) -> Iterator[str]:
             yield f"{key}={path}: {folder} holds no config.json, so it is not a model in HF form"
         elif key == "model.path":
             longest = value_of(config, "model.max_seq_len")
-            if problem := too_long(path, longest or 0, "model"):
+            if problem := positions_problem(path, longest or 0, "model"):
                 yield problem
         elif folder.exists():
             for pattern in ("tokenizer.json", "*.safetensors"):

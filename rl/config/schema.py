@@ -44,7 +44,7 @@ class ConfigError(ValueError):
 
 
 @contextmanager
-def refused() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """Convert a ValueError or an OSError of the block to a ConfigError."""
     try:
         yield
@@ -55,7 +55,7 @@ def refused() -> Iterator[None]:
 
 
 @contextmanager
-def parsed() -> Iterator[None]:
+def syntax_error_as_config_error() -> Iterator[None]:
     """Convert a SyntaxError of the block to a ConfigError with file and line."""
     try:
         yield

@@ -85,6 +85,4 @@ def transport_problems(config: Node) -> Iterator[str]:
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
     if chosen.has("one_host") and (apart := why_other_host(config)):
-        yield (
-            f"sync={chosen.name} goes through the memory of one host, but {apart}: use sync=gloo"
-        )
+        yield f"sync={chosen.name} uses the memory of one host, but {apart}: use sync=gloo"

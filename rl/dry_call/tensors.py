@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import Report, Unusable, unwrapped
+from rl.dry_call.report import Report, UnusableResult, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
@@ -28,7 +28,7 @@ RUN_METRICS = frozenset(
 )
 
 
-class Watched(Tensor):
+class RecordingTensor(Tensor):
     """A field of the made-up tokens that records when its values are used.
 
     Reading the attribute does not count: `vars(tokens)` and `dataclasses.replace` also read it.
@@ -48,7 +48,7 @@ class Watched(Tensor):
         is_shape = isinstance(result, torch.Size | torch.dtype | torch.device | bool | int)
         if not is_shape and not name.endswith("_like") and not name.startswith("new_"):
             for value in _flat([*args, *(kwargs or {}).values()]):
-                if isinstance(value, Watched):
+                if isinstance(value, RecordingTensor):
                     value.used.add(value.field)
         return result
 
@@ -91,7 +91,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     used: set[str] = set()
     watched: dict[str, Any] = {}
     for name, values in fields.items():
-        watched[name] = values.as_subclass(Watched)
+        watched[name] = values.as_subclass(RecordingTensor)
         watched[name].field, watched[name].used = name, used
     return Tokens(num_sequences=NUM_SEQUENCES, **watched), leaves, used
 
@@ -118,28 +118,28 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise Unusable(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+            raise UnusableResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
     return set(stated), corrects
 
 
 def check_token_loss(
     result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
 ) -> None:
-    """Raise Unusable unless `result` is a TokenLoss of eight losses with a gradient."""
+    """Raise UnusableResult unless `result` is a TokenLoss of eight losses with a gradient."""
     if not isinstance(result, TokenLoss):
-        raise Unusable(
+        raise UnusableResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
-        raise Unusable(
+        raise UnusableResult(
             "returned a loss without gradient: compute it from tokens.logprobs or "
             "tokens.candidate_logprobs, and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
-        raise Unusable(
+        raise UnusableResult(
             "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
             "it divides by, takes the logarithm of, or raises to a power"
         )
@@ -147,16 +147,16 @@ def check_token_loss(
 
 
 def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise Unusable unless each metric has one number per token, or one number in total."""
+    """Raise UnusableResult unless each metric has one number per token, or one number in total."""
     if not isinstance(metrics, Mapping):
-        raise Unusable(
+        raise UnusableResult(
             f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
         if name in taken:
-            raise Unusable(
+            raise UnusableResult(
                 f"returned a metric {name!r}, a name that the run uses itself: choose another name"
             )
 
@@ -164,9 +164,11 @@ def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise Unusable unless `values` is a tensor of this shape."""
+    """Raise UnusableResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise Unusable(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
+        raise UnusableResult(
+            f"returned {what}{_describe(values)}: return a tensor with one {wanted}"
+        )
 
 
 def _describe(value: Any) -> str:
@@ -185,12 +187,12 @@ def check_correction(report: Report, correction: Any) -> bool:
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            raise Unusable(
+            raise UnusableResult(
                 f"returned {_describe(result if weights is None else weights)}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
-            raise Unusable("returned a weight that is NaN or infinite: clamp the ratio")
+            raise UnusableResult("returned a weight that is NaN or infinite: clamp the ratio")
         check_metrics(getattr(result, "metrics", None), RUN_METRICS)
         return bool((weights == 1).all())
     return False
@@ -207,7 +209,9 @@ def check_divergence(report: Report, estimator: Any) -> bool:
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise Unusable("returned numbers without gradient: do not detach the first argument")
+            raise UnusableResult(
+                "returned numbers without gradient: do not detach the first argument"
+            )
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False

@@ -65,8 +65,8 @@ def address_of(url: str) -> Address:
     except ValueError:
         pass
     raise ValueError(
-        f"inference.urls: {url} is no address of a vLLM: write http://host:port, without a path, "
-        "or unix:/path/to/socket"
+        f"inference.urls: {url} is not an address of a vLLM: write http://host:port, without a "
+        "path, or unix:/path/to/socket"
     )
 
 

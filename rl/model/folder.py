@@ -141,7 +141,7 @@ def check_trainable(folder: Path) -> None:
     if config.get("is_encoder_decoder") or wrong:
         kind = ", ".join(wrong or kinds) or config.get("model_type")
         raise ValueError(
-            f"{folder} holds a {kind}, which is no causal language model: choose one that "
+            f"{folder} holds a {kind}, which is not a causal language model: choose one that "
             "continues text (architectures of config.json: ...ForCausalLM)"
         )
     if quantised := config.get("quantization_config"):

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 
 from rl.config.annotations import Node
-from rl.config.positions import too_long
+from rl.config.positions import positions_problem
 from rl.model.folder import check_turn_limit, damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -56,7 +56,7 @@ class PretrainedModel:
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
     """Raise ValueError if max_seq_len exceeds the model's limit; the message names `group`."""
-    if problem := too_long(local, max_seq_len, group):
+    if problem := positions_problem(local, max_seq_len, group):
         raise ValueError(problem)
 
 

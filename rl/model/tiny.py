@@ -95,8 +95,8 @@ class TinyModel:
         check_turn_limit(self.max_tokens, self.max_seq_len)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} is no multiple of num_kv_heads={self.num_kv_heads}: "
-                "each key-value head serves equally many heads"
+                f"num_heads={self.num_heads} is not a multiple of num_kv_heads="
+                f"{self.num_kv_heads}: each key-value head serves equally many heads"
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} is odd: rotary positions need pairs")
@@ -127,7 +127,7 @@ class TinyModel:
             path = folder / name
             if not path.is_file() or path.read_text(encoding="utf-8") != content:
                 raise ValueError(
-                    f"{folder} already holds something else ({name} is not this model's): delete "
+                    f"{folder} holds another model ({name} differs): delete "
                     "the folder or use another one"
                 )
 

@@ -20,7 +20,7 @@ _LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and v
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a GPU of unknown size that it shares with the trainer
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
-    "trainer.gradient_checkpointing=true or adapter=lora, use fewer processes on a machine "
+    "trainer.gradient_checkpointing=true or adapter=lora, or start fewer processes on a machine "
     "(trainer.ranks, inference.replicas), or on GPUs more of them "
     "(inference.tensor_parallel_size, deepspeed=zero3_offload); plan.py shows what each saves"
 )

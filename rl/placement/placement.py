@@ -183,7 +183,7 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
         train = [device for device in known if device not in sample]
     if not train or not sample:
         taker, loser = (f"trainer.ranks={ranks}", "vLLM") if train else ("vLLM", "training")
-        _refuse(f"{taker} leaves none of {len(known)} GPUs to {loser}: {_REMEDY}")
+        _refuse(f"{taker} takes all {len(known)} GPUs, so {loser} has none: {_REMEDY}")
     return train, sample
 
 

@@ -24,7 +24,7 @@ from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import PlayGroup, Rollout
-from rl.rollouts.credit import Crediting
+from rl.rollouts.credit import GroupCredit
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.service import RolloutService
@@ -36,7 +36,7 @@ from rl.runtime.network import LISTEN_VARIABLE
 from rl.runtime.status import Status
 from rl.runtime.stop_request import pass_on_signals
 from rl.runtime.warning_lines import noting_warnings
-from rl.sampling.chat import ChatSetting
+from rl.sampling.chat import ChatSettings
 from rl.sampling.demonstrations import Imitator
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import FittingExamples
@@ -86,7 +86,7 @@ async def main(run_folder: RunFolder) -> None:
         evaluator: Evaluator | None = None
         if sampler.uses_vllm:
             num_seqs = (run.inference.args or {}).get("max_num_seqs")
-            setting = ChatSetting(
+            setting = ChatSettings(
                 sampler=sampler,
                 max_seq_len=run.max_seq_len,
                 has_turns=env.has_turns,
@@ -116,7 +116,7 @@ async def main(run_folder: RunFolder) -> None:
         dispatcher = Dispatcher(
             play_group=play_group,
             order=order,
-            credit=Crediting(
+            credit=GroupCredit(
                 build(run.truncation),
                 build(run.reward)(),
                 build(run.advantage),

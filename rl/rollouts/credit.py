@@ -40,7 +40,7 @@ class RewardShaping:
 
 
 @dataclass(frozen=True)
-class Crediting:
+class GroupCredit:
     """Computes the credits of whole groups.
 
     Attributes:

@@ -126,7 +126,7 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
             if len(values) != mask.sum():
                 raise ValueError(
                     f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
-                    f"{key[0]}, which has {mask.sum()} sampled tokens: these files are of two runs"
+                    f"{key[0]}, which has {mask.sum()} sampled tokens: the files belong to two runs"
                 )
             by_token[name] = np.full(len(mask), np.nan, np.float32)
             by_token[name][mask] = values

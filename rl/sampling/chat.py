@@ -137,7 +137,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatSetting:
+class ChatSettings:
     """The settings of a run that a client needs to open a chat.
 
     Attributes:

@@ -16,7 +16,7 @@ from envs.http_client import HttpClient
 from envs.messages import Message, as_sent, assistant
 from rl.config.ranges import NonNegativeInt
 from rl.inference.completion import Completion, GenerationError
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
+from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class MessagesClient:
         )
 
     @asynccontextmanager
-    async def connect(self, setting: ChatSetting) -> AsyncIterator["MessagesChat"]:
+    async def connect(self, setting: ChatSettings) -> AsyncIterator["MessagesChat"]:
         """Yield the chat, and close its connections at the end of the block."""
         sampler = setting.sampler
         async with self.endpoint.client(

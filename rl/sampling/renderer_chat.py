@@ -21,7 +21,7 @@ from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, decoded, load_renderer
-from rl.sampling.chat import Chat, ChatSetting, Prompt, ToolSpecs, checked_call, invalid_call
+from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.sampler import PolicySampler
@@ -95,7 +95,7 @@ class RendererChat(Chat):
 
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return an unparsable turn as a message with its text and a call that has an error."""
-        mistake = f"the turn cannot be read ({type(error).__name__}): nest less, shorten numbers"
+        mistake = f"the turn is too deeply nested or has too long a number ({type(error).__name__})"
         content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
@@ -195,7 +195,7 @@ class RendererClient:
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager
-    async def connect(self, setting: ChatSetting) -> AsyncIterator[RendererChat]:
+    async def connect(self, setting: ChatSettings) -> AsyncIterator[RendererChat]:
         """Load the renderer and open the connections to vLLM.
 
         Raises:
@@ -216,7 +216,7 @@ class RendererClient:
                     await self._keep_thinking(chat, setting)
             yield chat
 
-    async def _keep_thinking(self, chat: RendererChat, setting: ChatSetting) -> None:
+    async def _keep_thinking(self, chat: RendererChat, setting: ChatSettings) -> None:
         chat.renderer = load_renderer(setting.model, setting.renderer, keep_thinking=True)
         if await rewrites(chat, chat.renderer):
             raise ValueError(
@@ -225,7 +225,7 @@ class RendererClient:
             )
 
 
-def vllm_client(setting: ChatSetting) -> VLLMClient:
+def vllm_client(setting: ChatSettings) -> VLLMClient:
     """Return a client of the run's vLLM replicas that is not connected yet."""
     timeout = setting.sampler.rollout_timeout
     return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)

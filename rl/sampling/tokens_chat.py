@@ -18,7 +18,7 @@ from renderers import Renderer
 from envs.messages import Message
 from rl.inference.completion import Completion
 from rl.model.tokenizer import parser
-from rl.sampling.chat import ChatSetting, Prompt, ToolSpecs
+from rl.sampling.chat import ChatSettings, Prompt, ToolSpecs
 from rl.sampling.clock import Seats
 from rl.sampling.prefix_probe import report_rewriting, rewrites
 from rl.sampling.renderer_chat import RendererChat, vllm_client
@@ -75,7 +75,7 @@ class TokensClient:
     on_rewrite: Literal["fork", "refuse"]
 
     @asynccontextmanager
-    async def connect(self, setting: ChatSetting) -> AsyncIterator[TokensChat]:
+    async def connect(self, setting: ChatSettings) -> AsyncIterator[TokensChat]:
         """Open the connections to vLLM; `TokensChat.ready` tests the chat template later."""
         renderer: Renderer = parser(setting.model, setting.renderer)
         async with vllm_client(setting) as client:

@@ -6,7 +6,7 @@ from tempfile import TemporaryFile
 
 from rl.config.facts import needs_reference
 from rl.config.rules import nodes
-from rl.config.schema import ConfigError, Run, refused
+from rl.config.schema import ConfigError, Run, as_config_error
 from rl.model.folder import fingerprint
 from rl.model.pretrained import local_folder
 from rl.runtime.folder import RunFolder
@@ -56,7 +56,7 @@ def make_cache(folder: Path) -> None:
 def fetch_references(run: Run) -> None:
     """Download the reference models from the Hugging Face Hub; ConfigError if that fails."""
     if needs_reference(run.plain()):
-        with refused():
+        with as_config_error():
             for _, node in nodes(run.reference):
                 if node.get("path") and "revision" in node:
                     local_folder(node["path"], node["revision"], "reference")

@@ -117,7 +117,7 @@ class Replicas:
     def _restart(self, one: WatchedReplica, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
         go_on = f"{others} others continue" if others > 1 else "the other one continues"
-        again = "the server is restarted" if one.child is not None else "the server may come back"
+        again = "the server is restarted" if one.child is not None else "waiting for its answer"
         note_warning(self._run_folder, name, f"{what}; {again}, and {go_on}")
         if one.child is not None:
             one.child.end()

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from rl.cluster.host import Hosts
 from rl.config.check import check
-from rl.config.schema import Run, refused
+from rl.config.schema import Run, as_config_error
 from rl.model.shape import Shape
 from rl.placement.budget import fitted, process_memory
 from rl.placement.page import plan_page
@@ -53,7 +53,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
         ConfigError: the configuration is wrong, or the processes do not fit the devices.
     """
     check(config)
-    with refused():
+    with as_config_error():
         return placed(Run.of(config), machines)
 
 

@@ -25,7 +25,7 @@ from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.resume_rules import run_folder_problems
-from rl.config.schema import ConfigError, Run, refused
+from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.folder import check_trainable, fingerprint
 from rl.model.shape import shape_of
@@ -121,7 +121,7 @@ def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
     # A start that was killed after the last step may have left its sockets and keys.
     with locked(run_folder):
         run_folder.private.clear()
-    say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to go on")
+    say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to continue")
     say(final_summary(run_folder))
     return _mean_reward(run_folder)
 
@@ -164,7 +164,7 @@ def _print_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
-            f"going on after {saved} steps: the {num_steps - saved} later ones are in no "
+            f"continuing after {saved} steps: the {num_steps - saved} later ones are in no "
             f"checkpoint and are repeated (their metrics: {run_folder.dropped_metrics})"
         )
 
@@ -248,7 +248,7 @@ class _Launch:
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:
     """Build or download the model and return its folder. Raise ConfigError if this fails."""
-    with refused():
+    with as_config_error():
         model = source.prepare(run_folder.built_model)
         check_trainable(model)
     return model

@@ -61,7 +61,7 @@ class Receivers:
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
 
-    def newcomers(self) -> list[VLLMRoutes]:
+    def new_replicas(self) -> list[VLLMRoutes]:
         """Return the healthy replicas that have received no push since their last start."""
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if healthy(one)]
@@ -100,7 +100,9 @@ class Delivery:
         self._include_new_replicas()
         self._pusher.push(self._policy, version, must_differ=False)
 
-    def bring(self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase) -> bool:
+    def deliver(
+        self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase
+    ) -> bool:
         """Make every vLLM sample with this version; return False if a stop request prevents it.
 
         The probe compares rows of `batch`, the first micro-batch that trained the version, and its
@@ -159,6 +161,6 @@ class Delivery:
 
     def _include_new_replicas(self) -> bool:
         """Include newly started replicas in the next push; return whether there are any."""
-        newcomers = self._receivers.newcomers() if self._ranks.first else []
-        self._pusher.join(newcomers)
-        return bool(newcomers)
+        new_replicas = self._receivers.new_replicas() if self._ranks.first else []
+        self._pusher.join(new_replicas)
+        return bool(new_replicas)

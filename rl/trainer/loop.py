@@ -79,7 +79,7 @@ class TrainingRun:
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
             stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets a new version
-            delivered = not self.delivery or self.delivery.bring(
+            delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
             if delivered:  # publish after the probe, because new prompts would delay it

@@ -71,8 +71,8 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ([], "model.path has no value yet: give it one, model.path=..."),
-        (["client=messages", "client.model=m"], "client.url has no value yet"),
+        ([], "model.path has no value: set model.path=..."),
+        (["client=messages", "client.model=m"], "client.url has no value"),
         (["model=tiny"], "an evaluation trains nothing, so it needs a model that is ready"),
         ([*HUB, "sampler=demonstrations"], "an evaluation plays the policy"),
         ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
@@ -80,7 +80,7 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
         ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere holds no adapter_config.json"),
         (
             [*HUB, "+client.on_rewrit=fork"],
-            "client.on_rewrit is no key of rl.sampling.renderer_chat.",
+            "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
         ),
         ([*HUB, "run_name=../up"], 'run_name="../up" is not a name for a folder'),
         (

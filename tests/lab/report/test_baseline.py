@@ -49,7 +49,7 @@ def test_code_that_learns_less_is_worse_at_the_last_version_that_both_have(
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        ("other questions", "other questions than the stored baseline: store the curves"),
+        ("other questions", "the stored baseline have different questions"),
         ("no version", "evaluated at no common version"),
         ("no runs", "no run in"),
         ("no file", "make baseline STORE=store"),

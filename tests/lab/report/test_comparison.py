@@ -139,9 +139,9 @@ def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms
     )
     comparison = compare([*three_arms, Arm("odd", "odd", odd)])
     assert left_out(comparison) == {
-        "asked": "it was evaluated on other questions than grpo",
+        "asked": "its questions differ from those of grpo",
         "bare": "it has no evaluation",
-        "unscored": "it could not be scored on most of its questions",
+        "unscored": "most of its questions have no score",
     }
     assert len(comparison.results) == 3
     assert len(comparison.scoring.questions) == NUM_QUESTIONS

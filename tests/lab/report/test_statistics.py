@@ -39,9 +39,9 @@ def compared(arms, rng, num_draws=400):
         st.interval(value, drawn - draws[-1], spread)
         for value, drawn, spread in zip(values, draws, spreads, strict=False)
     ]
-    adjusted = st.holm([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
+    adjusted = st.holm_adjusted([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
     decisions = [
-        st.decide(difference, p, knows_seeds=True)
+        st.decide(difference, p, has_enough_seeds=True)
         for difference, p in zip(differences, adjusted, strict=True)
     ]
     return differences, decisions
@@ -70,7 +70,7 @@ def test_with_one_question_the_interval_is_that_of_students_t():
     y = np.array([0.1, 0.5, 0.3, 0.4, 0.25, 0.35])
     spread = st.spread_of(scores(y[:, None]))
     assert spread.standard_error == pytest.approx(stats.sem(y))
-    assert spread.freedom == pytest.approx(5)
+    assert spread.degrees_of_freedom == pytest.approx(5)
     low, high = stats.t.interval(0.95, 5, y.mean(), stats.sem(y))
     rng = np.random.default_rng(0)
     draws = st.draw_scores(
@@ -93,7 +93,7 @@ def test_with_one_question_the_p_value_is_that_of_welch():
     one, two = rng.normal(0.5, 0.1, (6, 1)), rng.normal(0.6, 0.2, (4, 1))
     spread = st.spread_of(scores(one), scores(two))
     reference = stats.ttest_ind(one, two, equal_var=False)
-    assert spread.freedom == pytest.approx(float(reference.df[0]))
+    assert spread.degrees_of_freedom == pytest.approx(float(reference.df[0]))
     assert st.p_value(float(one.mean() - two.mean()), spread) == pytest.approx(
         float(reference.pvalue[0])
     )
@@ -119,10 +119,10 @@ def test_one_question_per_environment_and_one_seed_have_no_interval():
         ours = st.interval(0.1, np.full(10, 0.1), spread)
         assert np.isnan(ours.low)
         assert np.isnan(st.p_value(0.1, spread))
-        assert st.decide(ours, float("nan"), knows_seeds=True) == st.UNCLEAR
+        assert st.decide(ours, float("nan"), has_enough_seeds=True) == st.UNCLEAR
         assert st.seeds_needed(0.1, spread) is None
     four = st.Scores(np.array([[0.2, 0.4, 0.6, 0.8]]), np.array([0, 0, 1, 1]))
-    assert st.spread_of(four).freedom == 2
+    assert st.spread_of(four).degrees_of_freedom == 2
 
 
 def test_questions_are_drawn_within_their_environment():
@@ -141,15 +141,15 @@ def test_without_any_variance_the_p_value_is_0_or_1():
     assert st.p_value(1.0, st.spread_of(high, low)) == 0
     assert st.p_value(0.0, st.spread_of(high, high)) == 1
     ours = st.interval(1.0, np.full(10, 1.0), st.spread_of(high, low))
-    assert st.decide(ours, 0.0, knows_seeds=True) == st.BETTER
-    assert st.decide(ours, 0.0, knows_seeds=False) == st.UNCLEAR
+    assert st.decide(ours, 0.0, has_enough_seeds=True) == st.BETTER
+    assert st.decide(ours, 0.0, has_enough_seeds=False) == st.UNCLEAR
 
 
 def test_a_decision_needs_both_the_interval_and_the_adjusted_p():
-    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01, knows_seeds=True) == st.BETTER
-    assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01, knows_seeds=True) == st.WORSE
-    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05, knows_seeds=True) == st.UNCLEAR
-    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01, knows_seeds=True) == st.UNCLEAR
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01, has_enough_seeds=True) == st.BETTER
+    assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01, has_enough_seeds=True) == st.WORSE
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05, has_enough_seeds=True) == st.UNCLEAR
+    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01, has_enough_seeds=True) == st.UNCLEAR
 
 
 def test_the_chance_of_being_better_by_hand():
@@ -160,10 +160,10 @@ def test_the_chance_of_being_better_by_hand():
 
 def test_holm_by_hand():
     # sorted 0.01 0.02 0.03 0.04 times 4 3 2 1: 0.04 0.06 0.06 0.04, and never below the one before
-    assert st.holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert st.holm([0.7, 0.6]) == [1.0, 1.0]
-    assert st.holm([]) == []
-    unknown, known = st.holm([float("nan"), 0.02])
+    assert st.holm_adjusted([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert st.holm_adjusted([0.7, 0.6]) == [1.0, 1.0]
+    assert st.holm_adjusted([]) == []
+    unknown, known = st.holm_adjusted([float("nan"), 0.02])
     assert np.isnan(unknown)
     assert known == 0.02  # an unknown p-value does not count
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.sweeps.slots import Slot, slot_of, slots_of
+from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
 from rl.runtime.devices import visible_cores, visible_gpus
 from tests.support.launching import wait_for
@@ -73,21 +73,21 @@ def test_more_devices_than_the_machine_has_are_refused(launcher, problem):
 def test_a_slot_restricts_this_process_until_the_block_ends(tmp_path, monkeypatch):
     before = os.sched_getaffinity(0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with slot_of([Slot((min(before),), ("3", "4"))], tmp_path):
+    with hold_slot([Slot((min(before),), ("3", "4"))], tmp_path):
         assert os.sched_getaffinity(0) == {min(before)}
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,4"
     assert os.sched_getaffinity(0) == before
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-    with slot_of([], tmp_path) as slot:
+    with hold_slot([], tmp_path) as slot:
         assert slot is None
 
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from lab.sweeps.slots import Slot, slot_of
+from lab.sweeps.slots import Slot, hold_slot
 core, gpu = int(sys.argv[2]), sys.argv[3]
-with slot_of([Slot((core,), ("0",)), Slot((core,), (gpu,))], Path(sys.argv[1])) as slot:
+with hold_slot([Slot((core,), ("0",)), Slot((core,), (gpu,))], Path(sys.argv[1])) as slot:
     print(slot.gpus[0], flush=True)
     time.sleep(float(sys.argv[4]))
 """

@@ -68,16 +68,16 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "k3 in the reward": (
         {**KL, "kl.place": "reward"},
-        "kl.place=reward with losses.kl.k3 is no unbiased penalty: use kl=k1",
+        "kl.place=reward with losses.kl.k3 is a biased penalty: use kl=k1",
     ),
     "k2 in the reward": (
         {**KL, "kl.place": "reward", "kl.estimator": {"_target_": "losses.kl.k2"}},
-        "kl.place=reward with losses.kl.k2 is no unbiased penalty: use kl=k1",
+        "kl.place=reward with losses.kl.k2 is a biased penalty: use kl=k1",
     ),
     "hints in demonstrations": (
         {**FORWARD, **SFT, "loss": FORWARD["loss"], "reference": {**MODEL, "sees_hint": True}},
         "reference.sees_hint=true needs prompts to put hints into, and "
-        "rl.sampling.demonstrations.DemonstrationSampler samples nothing: leave it out, or",
+        "rl.sampling.demonstrations.DemonstrationSampler does not sample: leave it out, or",
     ),
     "teachers without a mixture": (
         {**BOTH, "env": composed("env=arithmetic")["env"]},
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ: one loss compares them, make them the same",
+        "differ, but one loss compares all teachers: use one value",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},

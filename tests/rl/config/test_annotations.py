@@ -127,4 +127,6 @@ def test_a_nested_node_is_checked_with_its_whole_path(
     with pytest.raises(ConfigError) as caught:
         check(config)
     assert 'env.x.0.size is "big", expected int' in caught.value.problems
-    assert f"env.x.0.sise is no key of {module}.Part: did you mean size?" in caught.value.problems
+    assert (
+        f"env.x.0.sise is not a key of {module}.Part: did you mean size?" in caught.value.problems
+    )

@@ -113,8 +113,8 @@ def test_a_users_own_components_are_checked_by_their_signatures(parts: dict[str,
         "env.dataset._target_ is envs.datasets.JsonLine, but envs.datasets has no function or "
         "class 'JsonLine': did you mean JsonLines?",
         'env.rewards.found.bonus is "x", expected float',
-        "env.rewards.found.index is no key of knobs_parts.found: it has bonus",
-        "env.tools.0.limt is no key of knobs_parts.search: did you mean limit?",
+        "env.rewards.found.index is not a key of knobs_parts.found: it has bonus",
+        "env.tools.0.limt is not a key of knobs_parts.search: did you mean limit?",
     ]
 
 

@@ -108,7 +108,7 @@ def test_a_resumed_run_may_not_learn_something_else(
 def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str, Any]) -> None:
     folder = Folder(config)
     assert only_problem(config) == (
-        f"{folder.path} already holds a run: go on with it by resume=true, or choose another "
+        f"{folder.path} already holds a run: use resume=true to continue it, or choose another "
         "run_name"
     )
     check(changed(config, {"run_name": "other"}))
@@ -159,7 +159,9 @@ def test_a_name_that_no_folder_can_have_is_refused(config: dict[str, Any], name:
 @pytest.mark.parametrize("name", ["", ".", "./", "..", "/tmp/x", "a/../b", "../../there"])
 def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[str, Any]) -> None:
     problem = only_problem(changed(config, {"run_name": name}))
-    assert problem.startswith(f'run_name="{name}" is no name for a folder below output_dir=')
+    assert problem.startswith(
+        f'run_name="{name}" is not a valid name of a folder below output_dir='
+    )
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
     "more ranks than rollouts": (
         {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
-        "batch_size=4 leaves some of trainer.ranks=8 idle: use at most 4",
+        "batch_size=4 is below trainer.ranks=8: use at most 4 ranks",
     ),
     "head dtype and overrides": (
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "row longer than the model": (
         {"max_seq_len": 512},
-        "max_seq_len=512 exceeds model.max_seq_len=256: raise that one instead",
+        "max_seq_len=512 exceeds model.max_seq_len=256: raise the latter",
     ),
     **{
         f"{key} under ZeRO {stage}": (
@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
     "no reward": (
         {"env.reward_weights": {"exact": 0.0}},
-        "env.reward_weights={'exact': 0.0} makes every reward 0: give one a weight",
+        "env.reward_weights={'exact': 0.0} makes every reward 0: set one above 0",
     ),
     "adapter sync with whole modules": (
         {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
         "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
-    "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is decided by output_dir"),
+    "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is set by output_dir"),
 }
 
 ALLOWED: dict[str, Changes] = {

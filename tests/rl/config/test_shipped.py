@@ -98,7 +98,7 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
             node[option] = node.pop(typo)
             (problem,) = caught.value.problems
             assert problem.startswith(
-                f"{path}.{typo} is no key of {node['_target_']}: did you mean "
+                f"{path}.{typo} is not a key of {node['_target_']}: did you mean "
             )
     check(config)
 
@@ -107,7 +107,7 @@ def test_a_typo_at_the_top_is_refused_likewise(config: dict[str, Any]) -> None:
     config["max_stepz"] = config.pop("max_steps")
     with pytest.raises(ConfigError) as caught:
         check(config)
-    assert caught.value.problems == ["max_stepz is no key of a run: did you mean max_steps?"]
+    assert caught.value.problems == ["max_stepz is not a key of a run: did you mean max_steps?"]
 
 
 def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
         "did you mean envs.arithmetic?",
         "logger is missing: choose one with logger=<name of a file in conf/logger>",
         'loss.clip_high is "high", expected float',
-        "max_steps has no value yet: give it one, max_steps=...",
+        "max_steps has no value: set max_steps=...",
         "optim.eps is missing: add it to the YAML that sets optim",
         "seed is missing: add it to the YAML that sets the run",
     ]
@@ -137,7 +137,7 @@ def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_de
             given = {f"--{key.replace('_', '-')}": 1}
             config = {"inference": {"args": given}, "deepspeed": given}
             problems = [p for p in free_form_problems(config) if p.startswith(part)]
-            assert any(f" is decided by {owner}: set that" in problem for problem in problems)
+            assert any(f" is set by {owner}: change that" in problem for problem in problems)
 
 
 def test_other_free_form_keys_are_not_changed(config: dict[str, Any]) -> None:

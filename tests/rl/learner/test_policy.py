@@ -228,7 +228,7 @@ def test_updates_too_small_for_bfloat16_add_up_in_float32(setup, mode):
     assert moved[-1] > 0.5
 
 
-class Watched:
+class RecordingTensor:
     """A configured optimizer that keeps the gradients of every step, and whose they are."""
 
     def __init__(self, optim):
@@ -281,7 +281,7 @@ def muon(setup):
 def test_steps_by_muon_are_those_of_torch_on_the_same_gradients_and_are_resumed(setup, dtype):
     """Bit by bit, in float32 or on float32 copies of bfloat16 weights."""
     batches = [setup.batch(setup.batches[i % 2], step=step) for i, step in enumerate((0, 1, 9))]
-    watched, folder = Watched(muon(setup)), setup.new_folder()
+    watched, folder = RecordingTensor(muon(setup)), setup.new_folder()
     policy = setup.policy(dtype, "zero0", watched)
     watched.gradients.clear()  # DeepSpeed has taken a step of its own
     start = found = middle = setup.everywhere(policy)

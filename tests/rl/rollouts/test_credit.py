@@ -18,7 +18,7 @@ from losses.aggregation import constant_length, prompt_mean, sequence_mean, toke
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts import truncation
-from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import batch_rewards, plan, weighted_rows
 from rl.rollouts.service import RolloutService
 from rl.runtime.folder import RunFolder
@@ -105,7 +105,7 @@ def test_the_limit_of_the_penalty_is_the_token_limit_of_a_turn_by_default(own, r
 
 def test_the_length_penalty_applies_after_truncation():
     shaping = RewardShaping(normalise_each=False, length_penalty=0.1)
-    made = Crediting(truncation.zero_reward, shaping, group_mean, weights_of({}))(
+    made = GroupCredit(truncation.zero_reward, shaping, group_mean, weights_of({}))(
         EXAMPLE,
         [
             rollout(1.0, lengths=(2, 3)),
@@ -124,8 +124,8 @@ def test_the_length_penalty_applies_after_truncation():
 
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
     rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, StopReason.CONTEXT)]
-    masked = Crediting(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
-    dropped = Crediting(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
+    masked = GroupCredit(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
+    dropped = GroupCredit(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
     assert masked == (
         Credit(1.0, (2.0,), turn_rewards=(1.0,)),
         Credit(0.0, (1.0,), turn_rewards=(0.0,)),
@@ -139,7 +139,7 @@ def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
 
 
 def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage=zscore):
-    made = Crediting(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
+    made = GroupCredit(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
     return [credit.advantages[0] for credit in made]
 
 

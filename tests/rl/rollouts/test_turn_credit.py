@@ -16,7 +16,7 @@ from rl.learner.objective import Batch
 from rl.records import Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
-from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import batch_rewards, plan_batch, weighted_rows
 from rl.rollouts.service import trained_line
 from rl.runtime.failure import RunFailed
@@ -51,7 +51,7 @@ def rollout(steps, final, *rows, stop=StopReason.STOP):
 
 
 def credit(rollouts, advantage=to_go, *, shaping=SUMMED, cut=truncation.keep, per_turn=True):
-    return Crediting(cut, shaping, advantage, lambda _: WEIGHTS, per_turn)(EXAMPLE, rollouts)
+    return GroupCredit(cut, shaping, advantage, lambda _: WEIGHTS, per_turn)(EXAMPLE, rollouts)
 
 
 def test_the_reward_of_the_episode_belongs_to_the_last_turn():

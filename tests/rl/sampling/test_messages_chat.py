@@ -10,14 +10,14 @@ from envs.protocol import Environment
 from rl.inference.completion import GenerationError
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.sampling.chat import ChatSetting
+from rl.sampling.chat import ChatSettings
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
 from tests.support.answers import Answers
 from tests.support.answers import completion as said
 from tests.support.scripted import SAMPLER, ScriptedEnv
 
-SETTING = ChatSetting(
+SETTING = ChatSettings(
     sampler=SAMPLER,
     max_seq_len=256,
     has_turns=False,

@@ -13,7 +13,7 @@ from envs.mixture import Mixture
 from rl.inference.live_version import LiveVersion
 from rl.records import Group
 from rl.rollouts.batch_metrics import batch_metrics
-from rl.rollouts.credit import Crediting, RewardShaping
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.truncation import keep
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -55,7 +55,7 @@ def mixture():
 def test_the_environment_of_a_group_decides_its_turns_and_rewards():
     env = mixture()
     order, play = shuffled(env.pools("train"), 0), player(env, EchoClient("")).play_group
-    credit = Crediting(
+    credit = GroupCredit(
         keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, lambda _: {}
     )
     groups = []

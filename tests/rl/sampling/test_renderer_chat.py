@@ -21,7 +21,7 @@ from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import PlainParser, Tokenizer, parser
 from rl.records import Rollout
-from rl.sampling.chat import ChatSetting
+from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.sampling.tokens_chat import TokensClient
@@ -86,8 +86,8 @@ def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> 
     return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
 
 
-def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSetting:
-    return ChatSetting(
+def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSettings:
+    return ChatSettings(
         sampler=SAMPLER,
         max_seq_len=256,
         has_turns=env.has_turns,

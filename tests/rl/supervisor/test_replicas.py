@@ -189,5 +189,5 @@ def test_an_external_server_may_come_back_however_often(fleet):
         assert fleet.look() is None
         fleet.closed.clear()
         assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
-    said = "accepts no connections any more; the server may come back, and the other one continues"
+    said = "accepts no connections any more; waiting for its answer, and the other one continues"
     assert set(fleet.warnings()) == {said}

@@ -50,7 +50,7 @@ def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(t
     result = train("run_name=whole", "resume=true", "max_steps=2", output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert "already at max_steps=2 of " in result.stdout
-    assert "raise max_steps to go on" in result.stdout
+    assert "raise max_steps to continue" in result.stdout
     assert "whole: 2 steps" in result.stdout
     run_folder.lock.unlink()
     assert not run_folder.private.path.exists()

@@ -20,7 +20,7 @@ from tests.support.replicas import inference
 
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3}
 SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
-CASES = {  # pushes and probes, x loses the last vLLM; newcomers; stop asked; result; must_differ
+CASES = {  # pushes and probes, x loses the last vLLM; new_replicas; stop asked; result; must_differ
     "live": (".", ".", 0, False, True, [True]),
     "stop after push": ("x", "", 0, True, False, [True]),
     "stop after probe": (".", "x", 0, True, False, [True]),
@@ -64,21 +64,21 @@ class Faulty:
 def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
     policy = setup.policy("float32", "zero3", PlainSteps())
     batch = setup.batch(setup.rows).micro_batches[0]
-    for name, (pushes, probes, newcomers, stop, result, differs) in CASES.items():
-        pusher, left = Faulty(setup.ranks.first, pushes, probes), [newcomers]
+    for name, (pushes, probes, new_replicas, stop, result, differs) in CASES.items():
+        pusher, left = Faulty(setup.ranks.first, pushes, probes), [new_replicas]
 
         def arrive(pusher=pusher, left=left):
             left[0] -= 1
             return [object()] if left[0] >= 0 and pusher.differs else []
 
         asked = SimpleNamespace(exists=lambda stop=stop: stop)
-        replicas = SimpleNamespace(newcomers=arrive, updated={})
+        replicas = SimpleNamespace(new_replicas=arrive, updated={})
         run_folder = SimpleNamespace(stop_request=asked)
         one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delivery, "_RESTART_WAIT_S", 0.3)
             try:
-                found = one.bring(1, batch, dict(STATS), lambda name, doing: nullcontext())
+                found = one.deliver(1, batch, dict(STATS), lambda name, doing: nullcontext())
             except RunFailed as error:
                 found = str(error)
         assert (found, pusher.differs) == (result, differs), name
@@ -102,9 +102,9 @@ class OneRank:
         incarnation = known.incarnation + 1 if known else 0
         Endpoint(vllm.address, incarnation).write(self.folder, vllm.name)
 
-    def bring(self, version):
+    def deliver(self, version):
         self.policy.step()
-        return self.delivery.bring(
+        return self.delivery.deliver(
             version, two_rows(), dict(STATS), lambda name, doing: nullcontext()
         )
 
@@ -134,11 +134,11 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
         refuse()
 
     vllms[1].server.faults["/pause"] = refuse
-    assert rank.bring(1)
+    assert rank.deliver(1)
     assert rank.delivery.updated() == {"inference0": 0}
     vllms[1].server.faults.clear()
     vllms[0].server.faults[route] = fail_as_the_other_one_comes_back
-    assert rank.bring(2)
+    assert rank.deliver(2)
     assert rank.delivery.updated().keys() == {"inference1"}
     assert vllms[1].server.version == 2
     assert "refused" in (restart_request(rank.folder, "inference0", 0) or "")
