@@ -49,7 +49,7 @@ def _node(name: str) -> dict[str, Any]:
 def _require_values(value: Any, path: str) -> None:
     """Raise ValueError if an option below `path` still has the placeholder ???."""
     if value == "???":
-        raise ValueError(f"{path} has no value yet: give it one")
+        raise ValueError(f"{path} has no value: set it")
     if isinstance(value, dict | list):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             _require_values(child, f"{path}.{key}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import Report, UnusableResult, unwrapped
+from rl.dry_call.report import BadResult, Report, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
@@ -118,28 +118,28 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise UnusableResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+            raise BadResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
     return set(stated), corrects
 
 
 def check_token_loss(
     result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
 ) -> None:
-    """Raise UnusableResult unless `result` is a TokenLoss of eight losses with a gradient."""
+    """Raise BadResult unless `result` is a TokenLoss of eight losses with a gradient."""
     if not isinstance(result, TokenLoss):
-        raise UnusableResult(
+        raise BadResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
-        raise UnusableResult(
+        raise BadResult(
             "returned a loss without gradient: compute it from tokens.logprobs or "
             "tokens.candidate_logprobs, and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
-        raise UnusableResult(
+        raise BadResult(
             "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
             "it divides by, takes the logarithm of, or raises to a power"
         )
@@ -147,16 +147,16 @@ def check_token_loss(
 
 
 def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise UnusableResult unless each metric has one number per token, or one number in total."""
+    """Raise BadResult unless each metric has one number per token, or one number in total."""
     if not isinstance(metrics, Mapping):
-        raise UnusableResult(
+        raise BadResult(
             f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
         if name in taken:
-            raise UnusableResult(
+            raise BadResult(
                 f"returned a metric {name!r}, a name that the run uses itself: choose another name"
             )
 
@@ -164,11 +164,9 @@ def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise UnusableResult unless `values` is a tensor of this shape."""
+    """Raise BadResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise UnusableResult(
-            f"returned {what}{_describe(values)}: return a tensor with one {wanted}"
-        )
+        raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 
 
 def _describe(value: Any) -> str:
@@ -187,12 +185,12 @@ def check_correction(report: Report, correction: Any) -> bool:
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            raise UnusableResult(
+            raise BadResult(
                 f"returned {_describe(result if weights is None else weights)}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
-            raise UnusableResult("returned a weight that is NaN or infinite: clamp the ratio")
+            raise BadResult("returned a weight that is NaN or infinite: clamp the ratio")
         check_metrics(getattr(result, "metrics", None), RUN_METRICS)
         return bool((weights == 1).all())
     return False
@@ -209,9 +207,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise UnusableResult(
-                "returned numbers without gradient: do not detach the first argument"
-            )
+            raise BadResult("returned numbers without gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False

@@ -237,7 +237,7 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
     assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
-    assert "another configuration than" in result.stderr
+    assert "the configuration differs from" in result.stderr
     assert not sweep.info.exists()
 
 
