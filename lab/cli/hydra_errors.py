@@ -16,10 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.resume_rules import leaves
 from rl.config.schema import RENAMED, ConfigError
+from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
-CONF = Path(__file__).parents[2] / "conf"
 
 
 def explain(

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.config.shipped import SHIPPED
 from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
-ROOT = Path(__file__).parents[2]
 _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
@@ -121,7 +121,7 @@ def _comparable(value: Any) -> Any:
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
-        for path in (Path(value), ROOT / value):
+        for path in (Path(value), SHIPPED / value):
             with suppress(OSError):  # the operating system rejects the text as a path
                 if path.exists():
                     return path.resolve()
