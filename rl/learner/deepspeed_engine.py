@@ -22,8 +22,8 @@ from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor, nn
-from torch.serialization import safe_globals
 from torch.nn.utils import clip_grad_norm_
+from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
 
