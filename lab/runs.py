@@ -24,7 +24,10 @@ def runs_at(path: Path) -> list[FoundRun]:
     if sweep.jobs.is_dir():
         jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
         folders = [RunFolder(Path(str(job.folder))) if job.folder else None for job in jobs]
-        described = [(list(map(str, job.overrides)), job.error) for job in jobs]
+        described = [
+            (list(map(str, job.overrides)), None if job.error is None else str(job.error))
+            for job in jobs
+        ]
         return [FoundRun(folder, *one) for folder, one in zip(folders, described, strict=True)]
     below = sorted(path.iterdir()) if path.is_dir() else []
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]

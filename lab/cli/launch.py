@@ -31,7 +31,7 @@ from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
 from rl.runtime.stop_request import EXIT_UNSAVED, Stopped
 from rl.runtime.sweep_folder import sweep_of_this_process
-from rl.runtime.text import strip_escapes
+from rl.runtime.text import printable
 
 
 def _shipped(path: str) -> str:
@@ -259,7 +259,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
 
 
 def _print_error(title: str, error: Exception) -> None:
-    print(f"{title}:\n{strip_escapes(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{title}:\n{printable(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def exit_with(title: str, error: Exception, status: int) -> NoReturn:

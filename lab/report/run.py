@@ -14,10 +14,11 @@ from lab.report.evaluations import Evaluation, Question, evaluated_versions, rea
 from lab.report.statistics import Floats
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
-from rl.runtime.start_record import load_yaml, read_record, resume_command
-from rl.runtime.text import key_of, strip_escapes
+from rl.runtime.start_record import read_record, resume_command
+from rl.runtime.text import key_of, printable
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
@@ -116,7 +117,7 @@ def read_run(
     versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
-        name=folder.name,
+        name=_readable(folder.name),
         folder=folder.path,
         overrides=meaningful,
         config=config,
@@ -129,20 +130,20 @@ def read_run(
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
-        commit=str(record.get("commit") or ""),
-        command=resume_command(folder) if record else "",
+        commit=_readable(str(record.get("commit") or "")),
+        command=printable(resume_command(folder)) if record else "",
     )
 
 
 def _readable(text: str) -> str:
     """Return the shortened text without characters that JSON or the chart library rejects."""
-    return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
+    return printable(text)[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
     """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
-        return _flat(load_yaml(folder.config.read_bytes()))
+        return _flat(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
         return {}
 

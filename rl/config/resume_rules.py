@@ -16,6 +16,7 @@ import yaml
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 
 Config = Mapping[str, Any]
 _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
@@ -74,8 +75,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 def changes(config: Config, saved: Path) -> Iterator[str]:
     """Yield each change of an option since `saved` that would make this run another experiment."""
     try:
-        before = yaml.safe_load(saved.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        before = load_yaml(RunFolder(saved.parent).read(saved))
+    except (OSError, yaml.YAMLError):
         before = None
     if not isinstance(before, dict) or not before:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"

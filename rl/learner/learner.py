@@ -25,6 +25,7 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_json
 
 _STATE = "learner.json"
 
@@ -154,4 +155,4 @@ class Learner:
         """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
-        self._beta = json.loads((folder / _STATE).read_text())["beta"]
+        self._beta = load_json((folder / _STATE).read_bytes())["beta"]

@@ -1,12 +1,12 @@
 """The paths of all files of a run. No other module contains these file names."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, remove
+from rl.runtime.given_files import inside, load_json
 from rl.runtime.private_folder import PrivateFolder
 
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
@@ -65,6 +65,10 @@ class RunFolder:
         kept = (self.config, self.overrides, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
+    def read(self, path: Path) -> bytes:
+        """Return the content of a regular file in this folder. Raise OSError for other paths."""
+        return inside(path, self.path).read_bytes()
+
     @property
     def private(self) -> PrivateFolder:
         """The folder with sockets, keys and temporary files."""
@@ -113,11 +117,11 @@ class RunFolder:
 
     def model(self) -> Path:
         """Return the local folder of the initial model."""
-        return Path(self._model.read_text().split("\n")[0])
+        return Path(self.read(self._model).decode().split("\n")[0])
 
     def model_fingerprint(self) -> str:
         """Return the recorded fingerprint of the initial model, "" if none was recorded."""
-        return self._model.read_text().split("\n")[1]
+        return self.read(self._model).decode().split("\n")[1]
 
     def set_model(self, folder: Path, fingerprint: str = "") -> None:
         """Record the local folder and the fingerprint of the initial model."""
@@ -167,7 +171,7 @@ class RunFolder:
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = json.loads(self.state_of(complete[-1]).read_text())
+        state = load_json(self.read(self.state_of(complete[-1])))
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
 
 

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console, RenderableType
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import (
     MetricsTail,
     Row,
@@ -21,7 +22,7 @@ from rl.runtime.metrics import (
     steps_done,
     total_seconds,
 )
-from rl.runtime.start_record import load_yaml, resume_command
+from rl.runtime.start_record import resume_command
 from rl.runtime.status import read_statuses
 from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
@@ -178,6 +179,6 @@ def final_summary(folder: RunFolder) -> str:
 
 def _is_finished(folder: RunFolder, steps: int) -> bool:
     try:
-        return steps >= load_yaml(folder.config.read_bytes())["max_steps"]
+        return steps >= load_yaml(folder.read(folder.config))["max_steps"]
     except (OSError, yaml.YAMLError, TypeError, KeyError):
         return False
