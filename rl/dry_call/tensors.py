@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import Report, BadResult, unwrapped
+from rl.dry_call.report import BadResult, Report, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
@@ -164,9 +164,7 @@ def check_metrics(report: Report, metrics: Any) -> None:
         ("another component uses", report.metric_names),
     ):
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
-            raise BadResult(
-                f"returned a metric {taken}, a name that {owner}: choose another name"
-            )
+            raise BadResult(f"returned a metric {taken}, a name that {owner}: choose another name")
     report.metric_names |= metrics.keys()
 
 
@@ -175,9 +173,7 @@ def _require_shape(
 ) -> None:
     """Raise BadResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise BadResult(
-            f"returned {what}{_describe(values)}: return a tensor with one {wanted}"
-        )
+        raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 
 
 def _describe(value: Any) -> str:
@@ -218,9 +214,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise BadResult(
-                "returned numbers without gradient: do not detach the first argument"
-            )
+            raise BadResult("returned numbers without gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False
