@@ -29,7 +29,6 @@ class Learned:
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether rollouts of any length weigh the same
     truncation_lowers_rewards: bool  # whether a reward of 0 may become negative
-    truncation_changes_rewards: bool
 
     @staticmethod
     def of(run: Run) -> "Learned":
