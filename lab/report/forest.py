@@ -8,7 +8,7 @@ import altair as alt
 
 from lab.report.comparison import Comparison
 from lab.report.run import Run
-from lab.report.scoring import HELD_OUT
+from lab.report.scoring import HELD_OUT, judged_step
 from lab.report.statistics import BETTER, UNCLEAR, WORSE
 from rl.runtime.text import relative_path
 
@@ -97,9 +97,8 @@ def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one chart row per run, for the dots of the forest plot."""
     measure, rows = comparison.scoring.measure, []
     for result in comparison.results:
-        for run, score in zip(result.runs, result.scores.runs.tolist(), strict=True):
-            step = run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
-            view = view_command(run, measure, step)
+        for run, score in zip(result.runs, result.run_scores.tolist(), strict=True):
+            view = view_command(run, measure, judged_step(run, measure))
             rows.append({"arm": result.arm.name, "seed": run.seed, "score": score, "view": view})
     return rows
 

@@ -16,10 +16,11 @@ import msgspec
 
 from envs.loading import cache_folder
 from lab.report.arms import differing_keys
-from lab.report.comparison import Comparison, by_cause
+from lab.report.comparison import Comparison
 from lab.report.conclusion import conclusion
 from lab.report.curves import curves
 from lab.report.forest import forest
+from lab.report.notes import by_cause
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
