@@ -155,9 +155,10 @@ def _tests(scores: Sequence[st.Scores], at: int, factors: Sequence[int]) -> _Tes
     spreads = [st.spread_of(one, scores[at]) for one in scores]
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
     p_values = [
-        st.p_value(*one) * factor if index != at else nan
-        for index, (*one, factor) in enumerate(zip(gains, spreads, factors, strict=True))
+        st.p_value(gain, spread) * factor
+        for gain, spread, factor in zip(gains, spreads, factors, strict=True)
     ]
+    p_values[at] = nan
     return _Tests(gains, spreads, st.holm_adjusted(p_values))
 
 

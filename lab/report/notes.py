@@ -72,8 +72,8 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
     looks = max(one.arm.num_looks for one in arms)
     if looks > 1:
         yield (
-            f"Runs were added {looks - 1} times after the sweep had begun. A sweep that grows until "
-            "it says something is wrong more often, so its p-values are multiplied by up to "
+            f"Runs were added {looks - 1} times after the sweep had begun. Growing a sweep until "
+            "it shows a difference causes false decisions, so p-values are multiplied by up to "
             f"{st.looks_factor(looks)}."
         )
 

@@ -120,7 +120,7 @@ def _scored_arm(
         arm=arm,
         rows=rows,
         lost=tuple(run for run in lost if seed_of(run) not in seeds),
-        run_scores=np.array([np.mean([table[q] for q in questions]) for _, table in rows]),
+        run_scores=np.array([[table[q] for q in questions] for _, table in rows]).mean(1),
         scores=scores_of(rows, questions),
         num_rollouts=len(rewards),
         num_unscored=rewards.count(None),
