@@ -37,7 +37,7 @@ from rl.runtime.sweep_folder import (
     SweepFolder,
     identity,
 )
-from rl.runtime.text import relative_path
+from rl.runtime.text import key_of, relative_path
 
 # A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
@@ -129,11 +129,26 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
     return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
+def vary_seeds_last(config: DictConfig) -> None:
+    """Run the first seed of every arm before the second seed of any arm.
+
+    A sweep that is cut short can then still compare its arms.
+    """
+    sweeper, task = config.hydra.sweeper, config.hydra.overrides.task
+    if str(sweeper._target_).endswith(".BasicSweeper"):
+        lines = [*(f"{key}={value}" for key, value in (sweeper.params or {}).items()), *task]
+        with read_write(config), open_dict(config):
+            # Hydra varies the last override fastest. Its sweeper puts `params` before `task`.
+            sweeper.params = None
+            config.hydra.overrides.task = sorted(lines, key=lambda line: key_of(line) != "seed")
+
+
 class SweepStart(Callback):
     """Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Record the jobs and their slots, and print the command that resumes the sweep."""
+        vary_seeds_last(config)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
         if folder.exists() and not is_named:  # another sweep started in the same second
@@ -154,7 +169,7 @@ class SweepStart(Callback):
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start, empty if the sweeper chooses its jobs later.
-            "jobs": _job_numbers(sweep, jobs_of(config)),
+            "jobs": job_numbers(sweep, jobs_of(config)),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
@@ -174,11 +189,11 @@ class SweepStart(Callback):
         _RESOURCES.close()
 
 
-def _job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Return the recorded number of each job, and mark unfinished jobs as waiting."""
-    numbers = []
+    numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for job in jobs:
-        number, record = sweep.claim(job)
+        number, record = sweep.claim(job, grown=max(earlier, default=-1) + 1)
         numbers.append(number)
         if not is_done(record, record.max_steps or 0):
             record.state = WAITING
