@@ -43,6 +43,10 @@ from rl.runtime.text import key_of, relative_path
 _RESOURCES = ExitStack()
 _DIR = "hydra.sweep.dir="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
+_UNFAIR = (
+    "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
+    "harder examples and its training reward says little: add evaluation=default"
+)
 Settings = dict[str, Any]
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
@@ -64,10 +68,12 @@ class SweepCheck(Callback):
             problems, settings = _problems_of(config, first, before.get(identity(first)))
             _add_problems(where, problems, same)
             checked += [(same, settings)] if settings else []
+        is_unfair = False
         with DryCall([settings for _, settings in checked]) as dry_call:
-            for number, (same, _) in enumerate(checked):
+            for number, (same, settings) in enumerate(checked):
                 try:
-                    dry_call.learned(number)
+                    evaluates = not settings["evaluation"]["_target_"].endswith(".NoEvaluation")
+                    is_unfair |= dry_call.learned(number).selects_examples and not evaluates
                 except ConfigError as error:
                     _add_problems(where, error.problems, same)
         if where:
@@ -76,6 +82,8 @@ class SweepCheck(Callback):
                 for problem, names in where.items()
             ]
             exit_with("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
+        if is_unfair and len(alike) > 1:
+            _print_text(_UNFAIR)
 
 
 def _add_problems(
