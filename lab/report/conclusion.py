@@ -36,18 +36,21 @@ def headline(comparison: Comparison) -> str:
     if unclear:
         names = _joined([result.arm.name for result in unclear])
         clauses.append(f"{names} cannot be distinguished from {name}")
-    text = f"{'; '.join(clauses)}."
-    return text if len(text) <= _MOST_CHARACTERS else _counts(comparison, better, worse, unclear)
+    texts = [f"{'; '.join(clauses)}."]
+    texts += [_counts((better, worse, unclear), name) for name in (name, "the baseline")]
+    return next((text for text in texts if len(text) <= _MOST_CHARACTERS), texts[-1])
 
 
-def _counts(comparison: Comparison, *groups: Sequence[ArmResult]) -> str:
+def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
     """Return how many arms are better, worse and indistinguishable, and the best of them."""
     better, worse, unclear = map(len, groups)
-    total, name = len(comparison.others), comparison.baseline.arm.name
+    total = better + worse + unclear
     if not better + worse:
         return f"None of {total} arms can be distinguished from {name}."
     if better:
-        text = f"{better} of {total} arms beat {name}, best {_with_differences(groups[0][:1])}"
+        best = groups[0][0]
+        gain = best.difference.value
+        text = f"{better} of {total} arms beat {name}, best {best.arm.name} (by {gain:.3f})"
         rest = [(worse, "worse"), (unclear, "unclear")]
     else:
         text = f"{worse} of {total} arms {_are(worse)} worse than {name}"

@@ -18,7 +18,11 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     yield from _on_seeds(scoring)
     runs = scoring.runs
     if any(one.num_unscored for one in scoring.arms):
-        counts = [f"{a.arm.name} {a.num_unscored} of {a.num_rollouts}" for a in scoring.arms]
+        counts = [
+            f"{one.arm.name} {one.num_unscored} of {one.num_rollouts}"
+            for one in scoring.arms
+            if one.num_unscored
+        ]
         yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
     if left_out:
         yield _exclusion_note(left_out)

@@ -23,9 +23,9 @@ COLUMNS = {  # key in report.json: column title, number format
     "difference": ("difference", "+.3f"),
     "reward": ("score", ".3f"),
     "scored_seeds": ("seeds", ""),
+    "minutes": ("minutes", ".1f"),
     "failed": ("unfinished", ""),
     "num_unscored": ("unscored", ""),
-    "minutes": ("minutes", ".1f"),
     "score": ("with interval", ".3f"),
     "p_value": ("p (Holm)", ".3g"),
     "chance_better": ("P(better)", ".0%"),
@@ -33,7 +33,7 @@ COLUMNS = {  # key in report.json: column title, number format
     "seeds_needed": ("seeds needed", ",.0f"),
     "interquartile": ("interquartile mean", ".3f"),
 }
-NUM_TERMINAL_COLUMNS = 8  # number of columns that the terminal shows
+NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:

@@ -44,8 +44,9 @@ class Interval:
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return the estimate, and the interval if it is known: 0.512 [0.500, 0.524]."""
-        ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite(self.low) else ""
+        """Return the estimate, and the interval if it is known: +0.512 [0.500, 0.524]."""
+        end = spec.removeprefix("+")
+        ends = f" [{self.low:{end}}, {self.high:{end}}]" if np.isfinite(self.low) else ""
         return f"{self.value:{spec}}{ends}"
 
     def __abs__(self) -> "Interval":
