@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lab.report.arms import Arm, arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import conclusion
+from lab.report.conclusion import basis, conclusion, what_is_visible
 from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
 from lab.runs import folders_and_options
@@ -119,6 +119,9 @@ def _print(
     if question:
         console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
     console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
+    if comparison:
+        details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+        console.print(Text(f"{details}\n", "dim"), soft_wrap=True)
     if arms:
         console.print(as_table(arm_records(comparison, arms)))
     for note in notes:

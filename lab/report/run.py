@@ -18,10 +18,12 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
+from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import key_of, printable
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
+_STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
 
 
@@ -73,11 +75,19 @@ class Run:
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
     command: str = ""  # the command that resumes the run
+    grown: int = 0  # how often the sweep had grown when it got this run
+    selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
     def finished(self) -> bool:
         """Whether the run has finished and therefore enters the comparison."""
         return not self.cause
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run has begun and ended, but not finished."""
+        is_open = self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
+        return not self.finished and not is_open
 
     @property
     def training_reward(self) -> float | None:
@@ -89,6 +99,10 @@ class Run:
     def questions(self) -> set[Question]:
         """The questions of the last evaluation, empty for a run without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
+
+    def judged(self, num_judged: int) -> list[Evaluation]:
+        """Return the evaluations of the judged versions."""
+        return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
         """Return the last `num_judged` versions, without the untrained version 0 if possible."""
@@ -132,6 +146,7 @@ def read_run(
         evaluations={version: read_evaluation(folder, version) for version in versions},
         commit=_readable(str(record.get("commit") or "")),
         command=printable(resume_command(folder)) if record else "",
+        selects_examples=bool(settings.get("learned.selects_examples")),
     )
 
 
@@ -179,7 +194,7 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
     try:
         ensure_free(folder)
     except FolderInUse:
-        return f"still going: {progress}"
+        return f"{_STILL_GOING}: {progress}"
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]

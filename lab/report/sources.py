@@ -1,7 +1,7 @@
 """Find and read the runs of a report in sweep folders and run folders."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,5 +38,6 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
         for run in found:
             key = run.folder.path.resolve() if run.folder else len(runs)
             if key not in runs:
-                runs[key] = read_run(run.folder, run.overrides, run.error, num_judged)
+                one = read_run(run.folder, run.overrides, run.error, num_judged)
+                runs[key] = replace(one, grown=run.grown)
     return Sources(list(runs.values()), notes=notes, **texts)

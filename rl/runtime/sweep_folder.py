@@ -39,6 +39,7 @@ class JobRecord:
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
+    grown: int = 0  # how often the sweep had grown when it got this job
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class SweepFolder:
                 records[int(path.stem)] = JobRecord(**kept)
         return records
 
-    def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
+    def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
         """Return the job with these overrides: its number and its record, created if missing."""
         records = self.records()
         for number, record in records.items():
             if identity(record.overrides) == identity(overrides):
                 return number, record
-        record = JobRecord(list(overrides))
+        record = JobRecord(list(overrides), grown=grown)
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
         for number in count(max(records, default=-1) + 1):
