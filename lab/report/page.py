@@ -101,7 +101,7 @@ def num_models(comparison: Comparison) -> int:
     """Return the number of different initial models, as far as their fingerprints are known."""
     found = set()
     for folder in (run.folder for run in comparison.runs if run.folder):
-        with suppress(OSError, IndexError):
+        with suppress(OSError, ValueError):
             found.add(RunFolder(folder).model_fingerprint())
     return len(found - {""})
 
