@@ -57,6 +57,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:
         hint = did_you_mean(name, siblings).replace(" mean ", f" mean {group}.")
+        hint = hint or did_you_mean(name, [key for key in known if "." not in key])
         return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
     hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
     return f"there is no key {key}{hint}"

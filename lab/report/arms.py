@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lab.report.run import Run
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
-AS_COMPOSED = "(as composed)"  # label of an arm without overrides
+DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def labels(firsts: Sequence[Run]) -> list[str]:
         alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
         keys = differing_keys(alike)[:_MAX_KEYS]  # empty if no other arm has this name
         values = [f"{key}={run.config.get(key)}" for key in keys]
-        texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
+        texts.append(" ".join([name, *values]).strip() or DEFAULTS)
     return [
         f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
         for index, text in enumerate(texts)

@@ -17,6 +17,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
+from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import key_of, strip_escapes
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
@@ -121,7 +122,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        cause=_readable(_cause(folder, rows, error, max_steps)),
+        cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -169,7 +170,9 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
     }
 
 
-def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+def _cause(
+    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+) -> str:
     """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -184,7 +187,8 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return error or "no step was done"
-    return f"stopped after {progress}" if num_steps < max_steps else ""
+    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
+    return f"stopped after {progress}" if is_cut_short else ""
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

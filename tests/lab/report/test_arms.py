@@ -18,7 +18,7 @@ def run(name, *overrides, commit="", **config) -> Run:
          ["learning_rate=0.1", "learning_rate=0.2"]),
         (["loss=grpo", "env=wiki"], ["loss=grpo", "env=wiki"]),
         (["loss=grpo kl=k3", "loss=cispo kl=k3"], ["loss=grpo kl=k3", "loss=cispo kl=k3"]),
-        (["(as composed)"], ["(as composed)"]),
+        (["(defaults)"], ["(defaults)"]),
     ],
 )  # fmt: skip
 def test_the_name_of_an_arm_is_as_short_as_the_others_allow(labels, names):

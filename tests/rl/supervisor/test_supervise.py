@@ -42,15 +42,17 @@ def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
     assert result.returncode == 2
 
 
-def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(tmp_path):
-    run_folder = a_run(tmp_path / "whole", "max_steps=2")
+@pytest.mark.parametrize("end", ["max_steps=2", 'stop_when="step > 0"'])
+def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(end, tmp_path):
+    run_folder = a_run(tmp_path / "whole", end)
     (run_folder.checkpoints / "step_000002").mkdir(parents=True)
     Status(run_folder, "trainer.rank0").set("done")
     before = {p: c for p, c in contents(run_folder.path).items() if p.parent.name != "sockets"}
-    result = train("run_name=whole", "resume=true", "max_steps=2", output_dir=tmp_path)
+    result = train("run_name=whole", "resume=true", end, output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    assert "already at max_steps=2 of " in result.stdout
-    assert "raise max_steps to continue" in result.stdout
+    key = end.partition("=")[0]
+    assert f"already at {end.replace(chr(34), '')} of " in result.stdout
+    assert f"change {key} to continue" in result.stdout
     assert "whole: 2 steps" in result.stdout
     run_folder.lock.unlink()
     assert not run_folder.private.path.exists()
