@@ -19,6 +19,7 @@ from rl.config.schema import RENAMED, ConfigError
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+_WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
 CONF = Path(__file__).parents[2] / "conf"
 
 
@@ -34,6 +35,10 @@ def explain(
         hint = did_you_mean(choice, error.options)
         choices = f"({group} has {', '.join(error.options)})"
         return ConfigError([f"{group}={choice}: no such choice{hint} {choices}"])
+    if found := _WITHOUT_PACKAGE.search(str(error)):
+        own, group = found.groups()
+        line = f"override /{group}@_global_.{group}: <choice>"
+        return ConfigError([f"{own}.yaml chooses {group} inside its own group: write {line}"])
     if isinstance(error, OverrideParseException):
         how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])

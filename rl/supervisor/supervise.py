@@ -25,6 +25,7 @@ from rich.console import Console
 from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
+from rl.config.facts import fact
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
@@ -104,6 +105,7 @@ def supervise(
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
                 write_whole(run_folder.overrides, text)
                 model = model_of(run_folder, lambda: launch.prepared(run, compose))
+                _check_chat_format(run, model)
                 _print_repeated_steps(run_folder)
                 launch.execute(resolved, model)
         except RunFailed as error:
@@ -257,6 +259,17 @@ class _Launch:
                     children.watch(tick, stop)
                 finally:
                     stop.waits = False
+
+
+def _check_chat_format(run: Run, model: Path) -> None:
+    """Raise ConfigError, before vLLM starts, if no renderer knows the chat format of a model."""
+    if run.model.path and (
+        fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
+    ):
+        from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
+
+        with as_config_error():
+            load_renderer(model, build(run.model)().renderer)
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:

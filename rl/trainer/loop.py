@@ -217,12 +217,12 @@ class TrainingRun:
     def _log(
         self, step: int, batch: RankBatch, stats: dict[str, float], seconds: float
     ) -> dict[str, Any]:
-        """Write the metrics line of a step, and return it."""
+        """Write the metrics line of a step, and return it without its time."""
         rate = batch.metrics.get("train/tokens", 0.0) / seconds
         times = {"time/step": seconds, "rollout/tokens_per_s": rate}
         line = {**batch.metrics, **stats, **times, "train/policy_version": step + 1}
         self._write(step, line)
-        return line
+        return {"step": step, **line}
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
         if self.metrics:

@@ -43,6 +43,17 @@ def test_a_name_that_hydra_does_not_know_is_explained(arguments: list[str], said
     assert said in problem
 
 
+def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loss").mkdir()
+    own = "defaults: [grpo, {override /advantage: rloo}, _self_]"
+    (tmp_path / "loss" / "own.yaml").write_text(own)
+    result = train("--config-dir", str(tmp_path), "loss=own", output_dir=tmp_path)
+    assert result.stderr.endswith(
+        "- loss/own.yaml chooses advantage inside its own group: write override "
+        "/advantage@_global_.advantage: <choice>\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -29,10 +29,14 @@ def test_the_clock_goes_on_when_the_last_of_several_waiting_turns_has_its_answer
 def test_a_rollout_times_out_only_by_the_time_in_which_no_turn_waits():
     async def timed_out_at() -> float:
         clock = Clock(2.0)
-        with pytest.raises(TimeoutError):
+
+        async def episode() -> None:
             async with clock.running():
                 await asyncio.gather(waits(clock, 30.0), waits(clock, 50.0))
                 await asyncio.sleep(60.0)
+
+        with pytest.raises(TimeoutError):
+            await episode()
         assert clock.left == 0
         return asyncio.get_running_loop().time()
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
@@ -11,6 +12,7 @@ from rl.runtime.lock import locked
 from rl.runtime.status import Status
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
+from tests.support.tiny_policy import model_folder
 
 
 def a_run(folder: Path, *overrides: str) -> RunFolder:
@@ -81,6 +83,18 @@ def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
     assert result.stderr.startswith("this run cannot start:\n- ")
     assert "Traceback" not in result.stderr
     assert result.returncode == 2
+
+
+def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp_path):
+    model = model_folder(tmp_path / "model")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    (model / "chat_template.jinja").write_text("{{ messages }} <function=f>")
+    sizes = ["adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
+    result = train("model=hf", "model.path=model", "run_name=r", *sizes, output_dir=tmp_path)
+    assert result.stderr.startswith("this run cannot start:\n- model.renderer=auto cannot tell")
+    assert "use client=tokens, which takes the model's own chat template, or set" in result.stderr
+    assert result.returncode == 2
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
