@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -137,6 +137,10 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
         )
 
         def start(changes: Mapping[str, Any]) -> float | None:
+            raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a name of this start
+                name = f"run_name=<a folder in {config.output_dir}>"
+                raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
                 config.update(changes)
             job = Job(

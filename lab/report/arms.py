@@ -9,7 +9,7 @@ from rl.runtime.text import printable
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
 _BARE = ("true", "false", "null", "none")  # values that say little without their key
-AS_COMPOSED = "(as composed)"  # label of an arm without overrides
+DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             group.append(run)
     firsts = [group[0] for group in groups]
     items = _distinguishing(firsts)
-    full = [" ".join(of_arm) or AS_COMPOSED for of_arm in items]
+    full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
     choices = _choices(items) if len(set(full)) == len(full) else [()] * len(full)
     names = _unique(
         [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]

@@ -18,6 +18,7 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
+from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import key_of, printable
 
@@ -136,7 +137,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        cause=_readable(_cause(folder, rows, error, max_steps)),
+        cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -185,7 +186,9 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
     }
 
 
-def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+def _cause(
+    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+) -> str:
     """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -200,7 +203,8 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return error or "no step was done"
-    return f"stopped after {progress}" if num_steps < max_steps else ""
+    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
+    return f"stopped after {progress}" if is_cut_short else ""
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

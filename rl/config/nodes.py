@@ -157,6 +157,8 @@ class TrainerSettings:
     keep_checkpoints: PositiveInt
     max_nonfinite_steps: PositiveInt
     wait_timeout: PositiveFloat
+    debug: bool
+    profile: NonNegativeInt
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:

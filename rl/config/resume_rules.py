@@ -26,6 +26,7 @@ MAY_CHANGE = (
     *("resume", "run_name", "output_dir", "learned"),  # no options of the training itself
     "max_steps",
     "max_time",
+    "stop_when",
     "trainer",
     "inference",
     "cluster",

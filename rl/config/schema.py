@@ -111,6 +111,7 @@ class Run(Settings):
     seed: NonNegativeInt
     max_steps: PositiveInt
     max_time: float | str | None
+    stop_when: str | None
     batch_size: PositiveInt  # rollouts per optimizer step
     group_size: PositiveInt  # rollouts per example
     max_seq_len: Annotated[int, Meta(ge=2)]

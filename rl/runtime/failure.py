@@ -23,6 +23,14 @@ class RunFailed(RuntimeError):
     """The error raised if a run cannot continue. The message is for the user."""
 
 
+def no_debugger(*_: object, **__: object) -> None:
+    """Replace breakpoint() in a process without a terminal, where pdb would end in BdbQuit."""
+    raise RunFailed(
+        "breakpoint() needs a terminal, and this process writes to a log: trainer.debug=true runs "
+        "the trainer in the foreground"
+    )
+
+
 class OutOfTime(RunFailed):
     """The exception that ends a run at max_time, after a saved checkpoint. This is no failure."""
 

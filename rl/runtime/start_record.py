@@ -68,4 +68,4 @@ def resume_advice(folder: RunFolder) -> str:
         )
     else:
         lost = f"all of its {saved} steps are in the last checkpoint"
-    return f"{lost}\ngo on  {resume_command(folder)}"
+    return f"{lost}\n{'go on' if saved else 'again'}  {resume_command(folder)}"

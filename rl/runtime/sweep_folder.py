@@ -119,7 +119,7 @@ def identity(overrides: Sequence[str]) -> tuple[str, ...]:
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return a label per job: its overrides, except the overrides that all jobs share."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
+    return [" ".join(item for item in job if item not in common) or "(defaults)" for job in jobs]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
