@@ -7,7 +7,6 @@ keys do not protect the routes that load weights.
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,7 +23,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
-from rl.runtime.child import Child, Reaper, ending, last_lines
+from rl.runtime.child import Child, Reaper, ending, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -123,7 +122,7 @@ class VLLMServer:
                 flags += [name, *map(str, value)]
             elif value is not False and value is not None:
                 flags += [name, str(value)]
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+        return python_module("vllm.entrypoints.openai.api_server", *flags)
 
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
@@ -131,6 +130,7 @@ class VLLMServer:
         """Return vLLM's environment variables. `key_file`: None if vLLM uses a Unix socket."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
+            "PYTHONSAFEPATH": "1",  # like -P, also in the processes that vLLM starts
             "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),

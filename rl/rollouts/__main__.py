@@ -141,6 +141,7 @@ async def main(run_folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # the user's modules; see python_module
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):

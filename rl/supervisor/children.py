@@ -6,7 +6,6 @@ imports torch. Each rank has its own log. Ranks of one host connect through a fi
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -18,7 +17,7 @@ from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.replica import Replica
 from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
-from rl.runtime.child import Reaper, ending, last_lines
+from rl.runtime.child import Reaper, ending, last_lines, python_module
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
@@ -57,10 +56,10 @@ class Children:
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], listening)
+        self._start("rollouts", python_module("rl.rollouts", folder), listening)
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
-            command = [sys.executable, "-m", "rl.trainer", folder]
+            command = python_module("rl.trainer", folder)
             env = {**where, **_cpu_environment(place)}
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
