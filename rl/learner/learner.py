@@ -117,7 +117,7 @@ class Learner:
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
         """Train on a batch, and return the metrics of the step.
 
-        `observer` receives numbers of every token in the first update (rl/learner/observation.py).
+        `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
