@@ -41,7 +41,7 @@ from rl.runtime.text import relative_path
 
 # A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
-_DIR = "hydra.sweep.dir="
+_DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
 Settings = dict[str, Any]
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
@@ -199,7 +199,7 @@ def question_of(config: DictConfig) -> str | None:
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
     """Return the typed command line of a sweep, with the sweep's folder as an override."""
-    line = [item for item in typed if not item.startswith(_DIR)]
+    line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
     # Hydra's parser requires that all overrides stand together, so insert after the last override.
     places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
     line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")

@@ -8,7 +8,7 @@ from math import isfinite, nan
 import numpy as np
 
 from lab.report import statistics as st
-from lab.report.arms import Arm
+from lab.report.arms import Arm, code_note
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
 
@@ -229,6 +229,7 @@ def _notes(
         )
     if " to " in scoring.judged:
         notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
+    notes += filter(None, (code_note(result.arm) for result in results))
     if left_out:
         notes.append(_exclusion_note(left_out))
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):

@@ -17,10 +17,11 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import load_yaml, read_record, resume_command
-from rl.runtime.text import key_of, strip_escapes
+from rl.runtime.text import START_KEYS, key_of, strip_escapes
+from rl.runtime.user_code import code_versions
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
-RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
+RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
 _LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
 
 
@@ -71,6 +72,7 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/user_code.py
     command: str = ""  # the command that resumes the run
 
     @property
@@ -130,6 +132,7 @@ def read_run(
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
         commit=str(record.get("commit") or ""),
+        code=code_versions(folder),
         command=resume_command(folder) if record else "",
     )
 

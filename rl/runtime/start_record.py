@@ -9,7 +9,7 @@ import yaml
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
-from rl.runtime.text import key_of
+from rl.runtime.text import START_KEYS, key_of
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
@@ -37,7 +37,7 @@ def read_overrides(folder: RunFolder) -> list[str]:
 def resume_command(folder: RunFolder) -> str:
     """Return the command line that resumes the run from its last checkpoint."""
     record = read_record(folder)
-    kept = [item for item in read_overrides(folder) if key_of(item) not in {"run_name", "resume"}]
+    kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
     name = _quoted(str(record.get("run_name", folder.name)))
     command = record.get("command", ["python", "train.py"])
     line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])

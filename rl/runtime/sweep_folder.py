@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, write_whole
-from rl.runtime.text import key_of
+from rl.runtime.text import START_KEYS, key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
-_NOT_IDENTIFYING = {"run_name", "resume"}  # override keys that do not change the result of a job
 
 
 @dataclass
@@ -110,8 +109,8 @@ def sweep_of_this_process() -> SweepFolder | None:
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that identify a job: all except run_name and resume, sorted."""
-    return tuple(sorted(item for item in overrides if key_of(item) not in _NOT_IDENTIFYING))
+    """Return the overrides that identify a job: all except those of START_KEYS, sorted."""
+    return tuple(sorted(item for item in overrides if key_of(item) not in START_KEYS))
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:

@@ -39,6 +39,7 @@ from rl.runtime.start_record import resume_advice
 from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.text import say
+from rl.runtime.user_code import changed_code, copy_code
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
@@ -103,6 +104,8 @@ def supervise(
                 run_folder.overrides.write_text(text)
                 model = model_of(run_folder, lambda: launch.prepared(run, compose))
                 _print_repeated_steps(run_folder)
+                if changed := changed_code(run_folder):
+                    say(f"continuing with changed code: {', '.join(changed)}")
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
@@ -231,7 +234,7 @@ class _Launch:
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
             # vLLM starts during the dry call. The other processes need the results of the dry call.
-            children.start(lambda: self.dry_call.completed(run).save(run_folder.config))
+            children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
                 stop.waits = is_main
@@ -244,6 +247,11 @@ class _Launch:
                     children.watch(tick, stop)
                 finally:
                     stop.waits = False
+
+    def _record_dry_call(self, run: Run) -> None:
+        """Wait for the dry call; write its facts, and copy the source files that it imported."""
+        self.dry_call.completed(run).save(self.run_folder.config)
+        copy_code(self.run_folder, self.dry_call.files())
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:

@@ -99,6 +99,7 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
         ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
         ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
         ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py accept_changed_code=true -m", "python train.py -m hydra.sweep.dir=x"),
         ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
         (
             "python train.py --config-dir=sweeps --config-name losses",

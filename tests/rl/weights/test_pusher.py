@@ -85,14 +85,20 @@ def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_
 
 
 def test_every_probe_is_bounded_and_the_first_of_a_run_has_the_tighter_bound(vllm, tmp_path):
-    with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625 > 0.05 \(sync.max_mismatch"):
+    with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625, and at most 0.05 is .* \(sync"):
         pusher("shm", vllm).probe(Scorer(0.0625), two_rows(), 1)
     fresh, resumed = pusher("shm", vllm), pusher("shm", vllm, resumed=True)
     fresh.probe(Scorer(0.03125), two_rows(), 1)
     for push in (fresh, resumed):
         assert push.probe(Scorer(0.0625), two_rows(), 2)["mismatch/mean_abs"] == 0.0625
-        with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+        with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250, and at most 0.1 .* doubled"):
             push.probe(Scorer(0.125), two_rows(), 3)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), float("inf")])
+def test_logprobs_that_are_not_finite_exceed_every_bound(gap, vllm, tmp_path):
+    with pytest.raises(RunFailed, match=f"version 1: mean .* {gap}, and at most 0.05 is allowed"):
+        pusher("shm", vllm).probe(Scorer(gap), two_rows(), 1)
 
 
 def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
