@@ -83,7 +83,7 @@ class Recording(VLLMClient):
     bodies: list[dict[str, Any]]
 
     async def request(
-        self, path: str, body: dict[str, Any], read: Callable[[Any], T], group: Group, n: int = 0
+        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], group: Group, n: int = 0
     ) -> T:
         """Send the request and keep its body."""
         self.bodies.append(body)

@@ -234,4 +234,4 @@ class Policy:
 
     def load(self, folder: Path) -> None:
         """Load the state that `save` wrote. Collective."""
-        load_engine(self.engine, folder, partly_frozen=self.has_adapter)
+        load_engine(self.engine, folder)

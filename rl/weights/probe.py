@@ -68,8 +68,8 @@ class MismatchBound:
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
                 f"difference| {mean:.4f}, and at most {bound:g} is allowed "
-                f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would be wrong. Compare model.dtype, "
-                "attention and rope settings of both"
+                f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
+                "be wrong. Compare model.dtype, attention and rope settings of both"
             )
         self._slack = _LATER_SLACK
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}

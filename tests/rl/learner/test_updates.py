@@ -346,3 +346,23 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     assert 0 < expected["train/kl_divergence"] < 0.04
     betas = [each["train/kl_beta"] for each in (*stats, found)]
     assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
+def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
+    run_folder = RunFolder(setup.new_folder())
+    run_folder.set_model(setup.sources["float32"])
+    fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
+    run = completed(composed(*fast, "adapter=lora", "adapter.dropout=0.5"))
+    one, other = (Learner(run, run_folder, setup.ranks) for _ in range(2))
+    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
+    one.update(first)  # the adapter starts at zero, where dropout has no effect
+    one.save(run_folder.path)
+    torch.distributed.barrier()
+    expected = one.update(second)
+    other.load(run_folder.path)
+    assert other.update(second) == expected
+    other.load(run_folder.path)
+    again = other.update(replace(second, step=2))  # the masks of another step
+    assert again["train/entropy"] != expected["train/entropy"]
