@@ -107,11 +107,12 @@ class TrainingRun:
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
-            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
                 # A resumed run repeats the steps after its checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
+            # The logger starts after that, because it may read the steps that remain.
+            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
             self.delivery.begin(self.start)
