@@ -177,8 +177,7 @@ class SweepStart(Callback):
 def _job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Return the recorded number of each job, and mark unfinished jobs as waiting."""
     numbers = []
-    for job in jobs:
-        number, record = sweep.claim(job)
+    for number, record in sweep.claim_all(jobs):
         numbers.append(number)
         if not is_done(record, record.max_steps or 0):
             record.state = WAITING

@@ -79,18 +79,30 @@ class SweepFolder:
 
     def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
         """Return the job with these overrides: its number and its record, created if missing."""
+        return self.claim_all([overrides])[0]
+
+    def claim_all(self, jobs: Sequence[Sequence[str]]) -> list[tuple[int, JobRecord]]:
+        """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
         records = self.records()
-        for number, record in records.items():
-            if identity(record.overrides) == identity(overrides):
-                return number, record
-        record = JobRecord(list(overrides))
+        # If two processes have recorded the same job, the first record is the job's.
+        numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
+        for overrides in jobs:
+            if identity(overrides) not in numbers:
+                record = JobRecord(list(overrides))
+                number = self._create(record, max(records, default=-1) + 1)
+                numbers[identity(overrides)], records[number] = number, record
+        claimed = (numbers[identity(overrides)] for overrides in jobs)
+        return [(number, records[number]) for number in claimed]
+
+    def _create(self, record: JobRecord, first: int) -> int:
+        """Write a new record under the first free number from `first` on; return the number."""
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
-        for number in count(max(records, default=-1) + 1):
+        for number in count(first):
             with suppress(FileExistsError):  # another process has just used this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
-                return number, record
+                return number
         raise AssertionError("numbers do not end")
 
     def write(self, number: int, record: JobRecord) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.sweep import rerun_command
+from lab.cli.sweep import _job_numbers, rerun_command
 from lab.sweeps.job import is_done, run_job
 from lab.sweeps.overview import unfinished_message
 from rl.runtime.failure import OutOfTime, RunFailed
@@ -68,6 +68,23 @@ def test_a_job_is_identified_by_its_overrides_not_by_its_number(app):
     assert what_ran(app) == ["rate=0.5 seed=2 from 0", "rate=0.7 seed=2 from 0"]
     names = [record.run_name for record in records(app)]
     assert len(set(names)) == 6, names
+
+
+def test_the_start_of_a_sweep_reads_every_record_once(tmp_path):
+    reads = []
+
+    class Counted(SweepFolder):
+        def records(self):
+            reads.append(1)
+            return super().records()
+
+    sweep = Counted(tmp_path)
+    old = [[f"seed={seed}"] for seed in range(3)]
+    assert _job_numbers(sweep, old) == [0, 1, 2]
+    new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
+    assert _job_numbers(sweep, new) == [3, 1, 4, 3]
+    assert len(reads) == 2
+    assert list(sweep.records()) == [0, 1, 2, 3, 4]
 
 
 def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import numpy as np
@@ -116,7 +117,8 @@ class Sink(httpx.BaseTransport):
     """The network in the place of a vLLM: it keeps nothing that is sent."""
 
     def handle_request(self, request):
-        for _ in request.stream:
+        stream: Any = request.stream
+        for _ in stream:
             pass
         return httpx.Response(200, json={})
 
