@@ -15,7 +15,7 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import Report, UnusableResult
+from rl.dry_call.report import BadResult, Report, unwrapped
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group
 from rl.rollouts.buffer import FifoBuffer
@@ -44,11 +44,11 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
             if drawn is not None:
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
-                    raise UnusableResult(
+                    raise BadResult(
                         f"drew {len(indices)} groups: return {count} different waiting groups"
                     )
                 if len(set(indices)) != count:
-                    raise UnusableResult(
+                    raise BadResult(
                         f"drew a group twice: {sorted(indices)}; return each group once"
                     )
                 waiting.difference_update(indices)
@@ -65,12 +65,10 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
-    """Raise UnusableResult if a method is missing, because some methods run only after a resume."""
+    """Raise BadResult if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
-        raise UnusableResult(
-            f"has no {names}: derive it from {base.__module__}.{base.__qualname__}"
-        )
+        raise BadResult(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
 
 
 def _json_round_trip(state: Any) -> Any:
@@ -78,7 +76,7 @@ def _json_round_trip(state: Any) -> Any:
     try:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
-        raise UnusableResult(
+        raise BadResult(
             f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
             "text as keys"
         ) from error
@@ -104,6 +102,15 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
         order.metrics()
         another.load(_json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
+
+
+def select_by_rewards(order: Any, buffer: Any) -> bool:
+    """Return whether the order observes groups, or the buffer decides itself which to accept."""
+    orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
+    return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
+        getattr(buffers, name, None) is not getattr(FifoBuffer, name)
+        for name in ("add", "why_useless")
+    )
 
 
 def first_examples(report: Report, node: Any) -> list[Pool]:
@@ -137,9 +144,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                 for pool in pools:
                     if len(pool.examples) and not isinstance(pool.examples[0], Example):
                         kind = type(pool.examples[0]).__name__
-                        raise UnusableResult(
-                            f"has examples of type {kind}: return envs.episode.Example"
-                        )
+                        raise BadResult(f"has examples of type {kind}: return envs.episode.Example")
                 found[0] = pools
             except ValueError as error:  # a signal handler outside the main thread
                 if "main thread" not in str(error):
@@ -167,4 +172,4 @@ def check_methods(report: Report, env: type) -> None:
                 inspect.signature(method).bind(None, *given)
             except TypeError as error:
                 why = f"has other parameters ({error}): accept {' and '.join(given)}"
-                raise UnusableResult(why) from None
+                raise BadResult(why) from None

@@ -9,7 +9,7 @@ from typing import Any
 from envs.user_code import frame_of
 
 
-class UnusableResult(ValueError):
+class BadResult(ValueError):
     """The error raised if user code returned an unusable value; the message has the remedy."""
 
 
@@ -18,6 +18,7 @@ class Report:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.metric_names: set[str] = set()  # names of the metrics that components returned
 
     @contextmanager
     def calling(
@@ -35,7 +36,7 @@ class Report:
             yield
         except unknown:
             pass
-        except UnusableResult as error:
+        except BadResult as error:
             self.problems.append(f"{group}: {name_of(made)} {error}{_location(defined_at(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"

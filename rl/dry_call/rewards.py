@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from envs.episode import Example, StopReason
-from rl.dry_call.report import Report, UnusableResult
+from rl.dry_call.report import BadResult, Report
 from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.credit import GroupCredit
 
@@ -120,19 +120,17 @@ def _called(
 
 
 def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "rollout") -> None:
-    """Raise UnusableResult unless `result` has a number per item of `given` (per turn: by_turn)."""
+    """Raise BadResult unless `result` has a number per item of `given` (per turn: by_turn)."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise UnusableResult(
-            f"returned {what} for a group of {len(given)}: return one for each {unit}"
-        )
+        raise BadResult(f"returned {what} for a group of {len(given)}: return one for each {unit}")
     for number, item in zip(result, given, strict=True):
         if by_turn:
             if item is not None:
                 _require_numbers(number, item, False, "turn of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
-            raise UnusableResult(
+            raise BadResult(
                 f"returned {number!r} instead of a number: return a finite number for each "
                 f"{unit}, 0 where there is nothing to learn"
             )
@@ -141,7 +139,7 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return whether a truncation lowers or changes rewards; also dry-call the reward shaping."""
+    """Return whether a truncation makes rewards negative; also dry-call the reward shaping."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),
@@ -155,7 +153,7 @@ def check_truncation(
         for rollout in rollouts:
             credit = truncation(rollout)
             if not isinstance(credit, Credit):
-                raise UnusableResult(
+                raise BadResult(
                     f"returned a {type(credit).__name__}: return Credit(reward, trains=...) of "
                     "rl/records.py"
                 )
@@ -168,8 +166,5 @@ def check_truncation(
             truncation, shaping, lambda rewards: [0.0] * len(rewards), lambda _: {"reward": 1.0}
         )
         crediting(example, rollouts)
-    rewards = [(r.reward, c.reward) for r, c in pairs if None not in (r.reward, c.reward)]
-    return {
-        "truncation_lowers_rewards": any(after < 0 for _, after in rewards if after is not None),
-        "truncation_changes_rewards": any(before != after for before, after in rewards),
-    }
+    rewards = [c.reward for r, c in pairs if r.reward is not None and c.reward is not None]
+    return {"truncation_lowers_rewards": any(after < 0 for after in rewards)}

@@ -93,7 +93,7 @@ class RolloutService:
             # step behind, because every update synchronises the ranks, so the previous plan can be
             # dropped.
             if call.step not in self._plans:
-                self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
+                self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
             self._check_first_version(call.version)
@@ -118,7 +118,8 @@ class RolloutService:
                 "checkpoints: resume again"
             )
 
-    async def _plan(self, step: int) -> list[RankBatch]:
+    async def _plan(self, call: Call) -> list[RankBatch]:
+        step = call.step
         groups = await self._dispatcher.batch(step)
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
@@ -148,6 +149,7 @@ class RolloutService:
             ranks=trainer.ranks or 1,
             tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
+            shares_prefixes=call.shares_prefixes,
         )
         await recording  # the file must exist before the step is trained
         record_ids = self._record.ids(groups, recorded)

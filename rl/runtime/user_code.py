@@ -8,16 +8,20 @@ rl/, which the commit in overrides.yaml identifies. A name in the folder is rela
 folder or to this checkout, so that a run can be resumed from another path.
 """
 
+import filecmp
 import hashlib
 import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from envs.user_code import ROOT
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import inside
+from rl.runtime.text import printable
 
 
 def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
@@ -37,7 +41,8 @@ def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
 def changed_code(run_folder: RunFolder) -> list[str]:
     """Return the names of the files that are gone or differ from the newest copies."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
-    return [name for folder in newest for name, copy in _copies(folder) if _differs(name, copy)]
+    copies = (copy for folder in newest for copy in _copies(folder))
+    return [printable(name) for name, copy in copies if _differs(name, copy)]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
@@ -45,16 +50,17 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
-            digest = hashlib.sha256(copy.read_bytes()).hexdigest()
-            if versions[name][-1:] != (digest,):
+            with copy.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if versions[name := printable(name)][-1:] != (digest,):
                 versions[name] += (digest,)
     return dict(versions)
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        if copy.is_file():
-            yield str(copy.relative_to(folder)), copy
+        with suppress(FileNotFoundError):  # a folder, or no regular file in a stranger's run
+            yield str(copy.relative_to(folder)), inside(copy, folder)
 
 
 def _name(file: Path) -> Path:
@@ -65,4 +71,4 @@ def _name(file: Path) -> Path:
 def _differs(name: str, copy: Path) -> bool:
     candidates = (Path(base, name) for base in (os.getcwd(), ROOT, "/"))
     file = next((path for path in candidates if path.is_file()), None)
-    return file is None or file.read_bytes() != copy.read_bytes()
+    return file is None or not filecmp.cmp(file, copy, shallow=False)

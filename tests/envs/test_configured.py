@@ -104,7 +104,9 @@ def test_common_options_are_checked_like_all_others():
     check(changed(composed(), {"env.tool_timeout": 3.0}))
     with pytest.raises(ConfigError, match=r"env.tool_timeout is .*expected float"):
         check(changed(composed(), {"env.tool_timeout": "long"}))
-    with pytest.raises(ConfigError, match=r"env.tool_timout is no key .* did you mean tool_timeo"):
+    with pytest.raises(
+        ConfigError, match=r"env.tool_timout is not a key .* did you mean tool_timeo"
+    ):
         check(changed(composed(), {"env.tool_timout": 3.0}))
 
 
