@@ -86,7 +86,7 @@ class Recording(VLLMClient):
         self,
         path: str,
         body: dict[str, Any],
-        read: Callable[[Any], T],
+        read: Callable[[bytes], T],
         group: RequestGroup,
         n: int = 0,
     ) -> T:

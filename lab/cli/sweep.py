@@ -41,7 +41,7 @@ from rl.runtime.text import key_of, relative_path, say
 
 # Global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
-_DIR = "hydra.sweep.dir="
+_DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
 _SEED = re.compile(r"seed=\d+")  # of jobs that differ only in the seed, only one is checked
 _UNFAIR = (
     "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
@@ -200,8 +200,7 @@ class SweepStart(Callback):
 def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Return the number of each job in the sweep's folder. Mark unfinished jobs as waiting."""
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
-    for job in jobs:
-        number, record = sweep.claim(job, grown=max(earlier, default=-1) + 1)
+    for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):
         numbers.append(number)
         if not is_done(record, record.max_steps or 0):
             record.state = WAITING
@@ -222,7 +221,7 @@ def question_of(config: DictConfig) -> str | None:
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
     """Return the command line of a sweep with its folder added, so that it resumes the sweep."""
-    line = [item for item in typed if not item.startswith(_DIR)]
+    line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
     # Inserted after the last override, because Hydra's parser expects all overrides together.
     places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
     line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")

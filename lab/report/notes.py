@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lab.report import statistics as st
+from lab.report.arms import code_note
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
 
@@ -16,6 +17,7 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _on_scores(scoring)
     yield from _on_seeds(scoring)
+    yield from filter(None, (code_note(one.arm) for one in scoring.arms))
     runs = scoring.runs
     if any(one.num_unscored for one in scoring.arms):
         counts = [

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from rl.inference.completion import (
+    Answer,
     AttemptFailed,
     Completion,
     GenerationError,
@@ -78,12 +79,13 @@ class VLLMClient:
         self,
         path: str,
         body: dict[str, Any],
-        read: Callable[[Any], T],
+        read: Callable[[bytes], T],
         group: RequestGroup,
         n: int = 0,
     ) -> T:
         """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
 
+        `read` raises ValueError if the answer has an unexpected form.
         `n`: number of completions in the request. The router balances these between replicas.
         """
         attempt, body = 0, {"model": self._model, **body}
@@ -130,7 +132,7 @@ class VLLMClient:
         return gone and self._router.lose(route, str(failure))
 
     async def _post(
-        self, route: Route, path: str, body: dict[str, Any], read: Callable[[Any], T]
+        self, route: Route, path: str, body: dict[str, Any], read: Callable[[bytes], T]
     ) -> T:
         address = route.replica.address
         try:
@@ -160,8 +162,8 @@ class VLLMClient:
             retryable = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
             raise AttemptFailed(f"vLLM answered {status} to {path}: {text}", retryable=retryable)
         try:
-            return read(msgspec.json.decode(content))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return read(content)
+        except ValueError as error:
             raise AttemptFailed(
                 f"vLLM's answer to {path} has an unexpected form ({error!r}): {text}"
             ) from error
@@ -222,8 +224,9 @@ class GroupClient:
             },
         }
 
-        def read(answer: Any) -> list[Completion]:
-            return [completion_of(choice, list(prompt_ids)) for choice in answer["choices"]]
+        def read(content: bytes) -> list[Completion]:
+            choices = msgspec.json.decode(content, type=Answer).choices
+            return [completion_of(choice, list(prompt_ids)) for choice in choices]
 
         completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
         route = self.group.route()
@@ -241,6 +244,12 @@ class GroupClient:
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return await self.client.request(
-            "/tokenize", body, lambda answer: list(answer["tokens"]), self.group
-        )
+        return await self.client.request("/tokenize", body, _tokens_in, self.group)
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+def _tokens_in(content: bytes) -> list[int]:
+    return msgspec.json.decode(content, type=_Tokenized).tokens

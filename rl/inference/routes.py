@@ -18,6 +18,7 @@ from typing import Any, Self
 import httpx
 
 from rl.inference.replica import Replica
+from rl.inference.request_body import JSONBody
 from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
@@ -77,7 +78,7 @@ class VLLMRoutes:
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM load the weights. `info` says where the transfer engine finds them."""
+        """Make vLLM load the weights. `info` locates the weights, or holds them as bytes."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
@@ -127,8 +128,15 @@ class VLLMRoutes:
         left = self._timeout
         if self._deadline is not None:
             left = max(self._deadline - time.monotonic(), _MIN_TIMEOUT_S)
+        json_body = None if body is None else JSONBody(body)
+        headers = json_body and {
+            "Content-Type": "application/json",
+            "Content-Length": str(json_body.num_bytes),
+        }
         try:
-            return self._http.request(method, path, json=body, timeout=left)
+            return self._http.request(
+                method, path, content=json_body, headers=headers, timeout=left
+            )
         except httpx.TimeoutException as error:
             raise RunFailed(
                 f"vLLM did not answer `{_route(path)}` within {self._limit}={self._timeout:g} s: "

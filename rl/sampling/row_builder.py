@@ -6,9 +6,9 @@ new row, which is called a fork.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from rl.inference.completion import Completion
 from rl.records import SampledColumns, TrainingRow, columns_of
@@ -24,29 +24,28 @@ class GrowingRow:
 
     def __init__(self) -> None:
         self.hinted_prompt: list[int] | None = None
-        self._values: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        self.token_ids: list[int] = []  # the token ids that have been appended
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
 
-    @property
-    def token_ids(self) -> list[int]:
-        """The token ids that have been appended."""
-        return self._values["token_ids"]
-
-    def extend(self, token_ids: Sequence[int], **values: Sequence[Any]) -> None:
+    def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
         """Append tokens. `values`: column name -> one value per token; others get fill values."""
+        self.token_ids += token_ids
+        given = {"token_ids": token_ids, **values}
         for name, column in _COLUMNS.items():
-            given = token_ids if name == "token_ids" else values.get(name)
-            self._values[name] += [column.fill] * len(token_ids) if given is None else given
+            filled = np.full(len(token_ids), column.fill, column.dtype)
+            self._parts[name].append(np.array(given.get(name, filled), column.dtype))
 
-    def extend_sampled(self, token_ids: Sequence[int], turn: int, **values: Sequence[Any]) -> None:
+    def extend_sampled(self, token_ids: Sequence[int], turn: int, **values: ArrayLike) -> None:
         """Append the tokens that the policy sampled in one turn."""
         count = len(token_ids)
-        self.extend(token_ids, completion_mask=[True] * count, turns=[turn] * count, **values)
+        mask, turns = np.ones(count, np.bool_), np.full(count, turn, np.int32)
+        self.extend(token_ids, completion_mask=mask, turns=turns, **values)
 
     def freeze(self) -> TrainingRow:
         """Return the finished row with arrays instead of lists."""
         hinted = self.hinted_prompt
         return TrainingRow(
-            **{name: np.array(self._values[name], c.dtype) for name, c in _COLUMNS.items()},
+            **{name: np.concatenate(parts) for name, parts in self._parts.items()},
             hinted_prompt=None if hinted is None else np.array(hinted, np.int32),
         )
 

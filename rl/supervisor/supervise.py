@@ -43,6 +43,7 @@ from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_d
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
+from rl.runtime.user_code import changed_code, copy_code
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
@@ -107,6 +108,8 @@ def supervise(
                 model = model_of(run_folder, lambda: launch.prepared(run, compose))
                 _check_chat_format(run, model)
                 _print_repeated_steps(run_folder)
+                if changed := changed_code(run_folder):
+                    say(f"continuing with changed code: {', '.join(changed)}")
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
@@ -244,7 +247,7 @@ class _Launch:
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
             # vLLM starts while the dry call runs. The other processes need the dry call's results.
-            children.start(lambda: self.dry_call.completed(run).save(run_folder.config))
+            children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             # In the foreground, a live picture would draw over the debugger, so print lines.
             console = Console(force_terminal=False) if run.trainer.debug else None
@@ -259,6 +262,11 @@ class _Launch:
                     children.watch(tick, stop)
                 finally:
                     stop.waits = False
+
+    def _record_dry_call(self, run: Run) -> None:
+        """Wait for the dry call; write its facts, and copy the source files that it imported."""
+        self.dry_call.completed(run).save(self.run_folder.config)
+        copy_code(self.run_folder, self.dry_call.files())
 
 
 def _check_chat_format(run: Run, model: Path) -> None:

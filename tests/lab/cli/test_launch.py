@@ -256,12 +256,16 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
         config = composed("loss=grpo", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
         config["optim"]["learning_rate"] = 0.5  # the YAML has changed since
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"format": 2, **config}))
+        copy = tmp_path / name / "code" / "step_000000" / "losses" / "ppo_clip.py"
+        copy.parent.mkdir(parents=True)
+        copy.write_text("the loss as it was\n")
     again = ["--multirun", "loss=grpo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
     result = train(*again, output_dir=tmp_path)
     assert result.returncode == 2
     assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
     assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
     assert "the configuration differs from" in result.stderr
+    assert f"losses/ppo_clip.py changed since {tmp_path}/begun-0 was trained" in result.stderr
     assert not sweep.info.exists()
 
 
