@@ -11,6 +11,7 @@ import numpy as np
 from envs.episode import Example, StopReason
 from envs.protocol import Pool
 from losses.advantages import group_mean
+from losses.groups import ScoredGroup
 from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
@@ -32,7 +33,8 @@ ROW = TrainingRow(  # of one token, for those who count groups
 
 def _credit(example, rollouts):
     rewards = [rollout.reward for rollout in rollouts]
-    return tuple(Credit(r, (a,)) for r, a in zip(rewards, group_mean(rewards), strict=True))
+    advantages = group_mean(ScoredGroup.by_hand(rewards))
+    return tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
 
 
 class World:
