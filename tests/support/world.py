@@ -51,6 +51,7 @@ class World:
         state=None,
         buffer=None,
         order=None,
+        stateful=None,
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
@@ -66,6 +67,7 @@ class World:
             max_concurrent=max_concurrent,
             state=state or DispatcherState(),
             step=step,
+            stateful=stateful,
             on_rejected=lambda group: self.rejected.append(group.index),
         )
         self.first_step = step

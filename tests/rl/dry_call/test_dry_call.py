@@ -260,7 +260,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers for a group of 16"),
         (
             "advantage",
-            "class mine:\n    def __call__(self, group):\n        return [0.0 for _ in group.rewards]\n"
+            "class mine:\n    def __call__(self, group):\n        return [0.0] * 16\n"
             "    def state(self):\n        return {1: {2}}\n    def load(self, state): ...\n",
             "a state() that a checkpoint cannot store",
         ),
@@ -339,7 +339,8 @@ BY_TOKEN = (
 )
 STATEFUL = (
     "class mine:\n    def __init__(self):\n        self.count = 0\n"
-    "    def __call__(self, group):\n        self.count += 1\n        return [0.0 for _ in group.rewards]\n"
+    "    def __call__(self, group):\n        self.count += 1\n"
+    "        return [0.0] * len(group.rewards)\n"
     "    def state(self):\n        return {'count': self.count}\n"
     "    def load(self, state):\n        self.count = state['count']\n"
 )
