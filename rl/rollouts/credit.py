@@ -21,7 +21,7 @@ different shaping can be compared.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from envs.episode import Example
 from losses.groups import ScoredGroup
@@ -98,12 +98,13 @@ class GroupCredit:
 
     def state(self) -> dict[str, Any]:
         """Return the advantage's state for a checkpoint; {} if it has none."""
-        return self.advantage.state() if hasattr(self.advantage, "state") else {}
+        state = getattr(self.advantage, "state", dict[str, Any])
+        return state()
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore the result of `state`; an empty `state` changes nothing."""
         if state:
-            self.advantage.load(state)
+            cast("Any", self.advantage).load(state)
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
         """Return one credit per rollout of the group that played `example`."""
