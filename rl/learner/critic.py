@@ -42,6 +42,7 @@ from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
 from rl.learner.weight_gradients import linear
 from rl.model.lora import has_adapter
+from rl.model.shared_prefixes import states_before
 from rl.records import RankBatch
 
 ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
@@ -104,8 +105,7 @@ class ValueModule(nn.Module):
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
-        hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state
-        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] hidden states that predict the tokens
+        before = states_before(self.body, token_ids, mask)  # [N, H]
         # Use float32, because values near 1 that differ by 0.4 % can be equal in bfloat16.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)

@@ -1,6 +1,6 @@
 """Sample many and train on the shortest, which shortens answers. GFPO, arXiv:2508.09726.
 
-    A = (R - mean R) / (std R + epsilon) among the `keep` shortest scored rollouts, 0 for the others
+A = (R - mean R) / (std R + epsilon) among the `keep` shortest scored rollouts, 0 for the others
 """
 
 from dataclasses import replace

@@ -8,9 +8,7 @@ from envs.episode import Episode
 from envs.messages import assistant
 from my_lab.voted import Voted
 
-ENV = Voted(
-    max_operand=9, operators=["+"], num_train=1, num_eval=1, reward_weights={"agrees": 1.0}
-)
+ENV = Voted(max_operand=9, operators=["+"], num_train=1, num_eval=1, reward_weights={"agrees": 1.0})
 
 
 @pytest.mark.parametrize(
