@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
 from random import Random
+from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
@@ -23,7 +24,6 @@ OPERATORS: dict[str, Callable[[int, int], int]] = {
     "-": operator.sub,
     "*": operator.mul,
 }
-REWARDS = ("correct",)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -31,6 +31,7 @@ class Arithmetic(Environment):
     """The environment arithmetic. conf/env/arithmetic.yaml explains the options."""
 
     name = "arithmetic"
+    REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names that reward_weights may weigh
 
     max_operand: int
     operators: Sequence[str]
@@ -53,7 +54,7 @@ class Arithmetic(Environment):
                 f"{self.max_operand} and {len(operators)} operators make only "
                 f"{self._num_questions} questions: raise max_operand or lower num_eval"
             )
-        checked_weights(self.reward_weights, REWARDS)
+        checked_weights(self.reward_weights, self.REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         numbers = self._eval_numbers if split == "eval" else self._train_numbers

@@ -148,6 +148,20 @@ class Environment:
         """
         raise NotImplementedError
 
+    async def score_group(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, float]]:
+        """Return further rewards by name for each finished episode of one example. Optional.
+
+        For rewards that compare the episodes: a judge that ranks them, a majority vote, diversity.
+        `score` and `close` were called for each episode before. Episodes that failed are left out.
+        An error costs the whole group. The default returns no rewards.
+        """
+        return [{} for _ in episodes]
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether the environment has its own `score_group`."""
+        return type(self).score_group is not Environment.score_group
+
     def close(self, episode: Episode) -> None:
         """Release processes and files of an episode. The player calls this after every episode."""
 

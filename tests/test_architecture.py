@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "rl.sampling": "rl.records rl.config rl.model rl.inference envs",
     "rl.evaluation": "rl.records rl.config rl.runtime rl.sampling envs",
     "rl.rollouts": "rl.records rl.wire rl.config rl.runtime rl.model rl.inference rl.sampling "
-    "rl.evaluation envs",
+    "rl.evaluation envs losses",
     "rl.learner": "rl.records rl.config rl.runtime rl.model envs losses",
     "rl.weights": "rl.records rl.config rl.runtime rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.runtime rl.inference rl.learner rl.weights",
@@ -58,6 +58,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 SHARED = {
     *("envs.chat_endpoint", "envs.episode", "envs.http_client", "envs.loading", "envs.messages"),
     *("envs.options", "envs.protocol", "envs.threads", "envs.user_code"),
+    "losses.groups",
     "losses.tokens",
 }
 ONLY_IN = {

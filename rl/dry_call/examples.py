@@ -4,7 +4,6 @@ This module imports no torch.
 """
 
 import inspect
-import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import BadResult, Report, unwrapped
+from rl.dry_call.report import BadResult, Report, json_round_trip, unwrapped
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group
 from rl.rollouts.buffer import FifoBuffer
@@ -53,7 +52,7 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                     )
                 waiting.difference_update(indices)
         another = made()
-        another.load(_json_round_trip(buffer.state()))
+        another.load(json_round_trip(buffer.state()))
         another.load({})
 
 
@@ -69,17 +68,6 @@ def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
         raise BadResult(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
-
-
-def _json_round_trip(state: Any) -> Any:
-    """Return the state after a JSON round trip, as checkpoints store it."""
-    try:
-        return json.loads(json.dumps(state))
-    except (TypeError, ValueError) as error:
-        raise BadResult(
-            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
-            "text as keys"
-        ) from error
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
@@ -100,7 +88,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
             place = order.next(index)
             order.observe(place, _made_up_group(index, 0, order.example(place)))
         order.metrics()
-        another.load(_json_round_trip(order.state()))
+        another.load(json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
 
 
@@ -162,8 +150,12 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 
 def check_methods(report: Report, env: type) -> None:
-    """Check that `score` and `reply` accept the protocol's arguments, without calling them."""
-    for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
+    """Check that methods of `env` accept the protocol's arguments, without calling them."""
+    for name, given in (
+        ("score", ["the episode"]),
+        ("score_group", ["the episodes"]),
+        ("reply", ["the episode", "the message"]),
+    ):
         method = inspect.getattr_static(env, name, None)
         if not inspect.isfunction(method):
             continue

@@ -1,6 +1,7 @@
 """Report errors of user code in a dry call: value, remedy, file and line."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,3 +81,14 @@ def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
 
 def _location(found: tuple[str, int] | None) -> str:
     return f" ({found[0]}, line {found[1]})" if found else ""
+
+
+def json_round_trip(state: Any) -> Any:
+    """Return the state after a JSON round trip, as checkpoints store it."""
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise BadResult(
+            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
+            "text as keys"
+        ) from error

@@ -114,10 +114,12 @@ async def main(run_folder: RunFolder) -> None:
             play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
+        credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
         dispatcher = Dispatcher(
             play_group=play_group,
             order=order,
-            credit=GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights),
+            credit=credit,
+            stateful=credit,
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,

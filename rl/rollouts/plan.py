@@ -43,10 +43,14 @@ class WeightedRow(TrainingRow, PlannedColumns):
 
 
 def weighted_row(
-    row: TrainingRow, advantages: Sequence[float], token_weights: Sequence[float], **place: Any
+    row: TrainingRow,
+    advantages: Sequence[float] | Floats,
+    token_weights: Sequence[float],
+    **place: Any,
 ) -> WeightedRow:
     """Return a row with token advantages and weights, given one number per row or per turn.
 
+    `advantages` may also be an array with one number per completion token.
     `place`: the fields of WeightedRow that locate the row in the batch.
     """
     return WeightedRow(
@@ -57,8 +61,12 @@ def weighted_row(
     )
 
 
-def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
+def _by_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
     """Return a number per token [L]: the only number, or its turn's number (0 outside turns)."""
+    if isinstance(numbers, np.ndarray):
+        values = np.zeros(len(row.token_ids), np.float32)
+        values[row.completion_mask] = numbers
+        return values
     values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
     if len(numbers) > 1:
         values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
@@ -87,11 +95,13 @@ def weighted_rows(
     rows = []
     for i, weight in zip(training, weights, strict=True):
         group, rollout, credit = everything[i]
-        numbers = credit.advantages, weight if per_turn else (weight,)
-        before = 0
+        shares, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
             place = {"rollout_id": i, "first_position": before, "number": number}
-            rows.append(weighted_row(row, *numbers, **place, env=group.example.env))
+            advantages = credit.advantages
+            if credit.by_token and len(advantages) > 1:
+                advantages = np.array(advantages[before : before + row.num_completion], np.float32)
+            rows.append(weighted_row(row, advantages, shares, **place, env=group.example.env))
             before += row.num_completion
     return rows
 

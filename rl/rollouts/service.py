@@ -203,6 +203,9 @@ class RolloutService:
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
     """Return a line of rollouts/*.jsonl; `used`: the buffer did not reject the group."""
+    advantages = credit.advantages
+    if credit.by_token:
+        advantages = (sum(advantages) / max(len(advantages), 1),)  # the mean over the tokens
     versions = np.concatenate(
         [np.empty(0, np.int32), *(row.token_versions[row.completion_mask] for row in rollout.rows)]
     )
@@ -215,7 +218,7 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "rewards": rollout.rewards,
         **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
         "shaped_reward": credit.reward,
-        "advantage": credit.advantages if len(credit.advantages) != 1 else credit.advantages[0],
+        "advantage": advantages if len(advantages) != 1 else advantages[0],
         "stop_reason": rollout.stop_reason,
         "num_rows": len(rollout.rows),
         "turns": rollout.turns,

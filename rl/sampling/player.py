@@ -10,15 +10,13 @@ fails gets no reward, its error is counted, and the other rollouts of its group 
 
 import asyncio
 import logging
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
@@ -28,6 +26,7 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Hints, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.rewarding import rewarded
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
@@ -95,17 +94,53 @@ class Player:
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
             for i, opening in enumerate(openings)
         )
-        return tuple(await asyncio.gather(*map(self._play_with_retries, starts)))
+        played = await asyncio.gather(*map(self._play_with_retries, starts))
+        if not env.scores_groups:
+            return tuple(rollout for rollout, _ in played)
+        return await self._score_group(env, played)
 
-    async def _play_with_retries(self, start: "_RolloutInputs") -> Rollout:
+    async def _score_group(
+        self, env: Environment, played: Sequence[tuple[Rollout, Episode]]
+    ) -> tuple[Rollout, ...]:
+        """Add the rewards of `env.score_group`. If it fails, no rollout has a score."""
+        scored = [episode for rollout, episode in played if not rollout.error]
+        try:
+            async with Clock(self.sampler.rollout_timeout).running():
+                with as_environment_error(env, "score_group"):
+                    found = [*await threads.call(env.score_group, scored)] if scored else []
+                    if len(found) != len(scored):
+                        raise ValueError(
+                            f"returned {len(found)} results for {len(scored)} episodes: return "
+                            "one mapping of rewards for each"
+                        )
+                    results = iter([rewards_by_name(each, 0)[0] for each in found])
+        except (TimeoutError, EnvironmentFailed) as failure:
+            error = str(failure) or (
+                f"score_group took longer than sampler.rollout_timeout="
+                f"{self.sampler.rollout_timeout:g} s"
+            )
+            self._log_once(env, error)
+            broken = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
+            return tuple(
+                rollout if rollout.error else replace(rollout, **broken, error=error)
+                for rollout, _ in played
+            )
+        return tuple(
+            rollout
+            if rollout.error
+            else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self._checked)
+            for rollout, _ in played
+        )
+
+    async def _play_with_retries(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
         retries = 0
         while True:
             async with self._env_slot(start.env):
-                rollout = await self._play_once(start)
+                rollout, episode = await self._play_once(start)
             self._log_once(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
-                return replace(rollout, retries=retries)
+                return replace(rollout, retries=retries), episode
             # opening=None: the retry samples its own first turn. The shared completion was used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
@@ -122,7 +157,7 @@ class Player:
         # Training and evaluation share this dict, so that max_concurrent limits their sum.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _play_once(self, start: "_RolloutInputs") -> Rollout:
+    async def _play_once(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
         rows = RowBuilder(start.hints)
@@ -149,14 +184,10 @@ class Player:
             # An error in `close` is ignored, because the reward is already known.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        reward = _weighted_sum(env, rewards) if not error else None
-        if reward is None and not error:
-            broken = [name for name in rewards if not math.isfinite(rewards[name])]
-            error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
-        return Rollout(
+        rollout = Rollout(
             rows=rows.freeze(),
             messages=episode.messages,
-            reward=reward,
+            reward=None,
             rewards=rewards,
             turn_rewards=turn_rewards,
             stop_reason=episode.stop_reason or StopReason.ENV_ERROR,
@@ -169,6 +200,10 @@ class Player:
             turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
         )
+        # The rewards of the group are added first, because a weight may name one of them.
+        if not error and not env.scores_groups:
+            rollout = rewarded(env, rollout, rewards, self._checked)
+        return rollout, episode
 
     async def _play_turns(
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
@@ -222,11 +257,7 @@ class Player:
     ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
-            rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:
-            _check_names(env, rewards)
-            self._checked.add(env.name)
-        return rewards, turn_rewards
+            return rewards_by_name(scored, episode.turns)
 
 
 @dataclass
@@ -240,28 +271,3 @@ class _RolloutInputs:
     prompt: Prompt | None = None  # first prompt; None: not rendered yet
     hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
     opening: Completion | None = None  # first completion, from the request that the group shared
-
-
-def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the sum of weight times reward; None if a reward with a weight is NaN or infinite.
-
-    Rewards without a weight, or with weight 0, are only logged and may be NaN.
-    """
-    weights = {name: weight for name, weight in env.reward_weights.items() if weight}
-    total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
-    return total if math.isfinite(total) else None
-
-
-def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `reward_weights` contains a name that `score` did not return."""
-    weighted = [name for name, weight in env.reward_weights.items() if weight]
-    missing = [name for name in weighted if name not in rewards]
-    if not missing:
-        return
-    close = get_close_matches(missing[0], rewards, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(
-        f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
-        f"but its score() returned only {', '.join(map(repr, rewards))}: {hint}Correct the name in "
-        "reward_weights, or let score() return 0.0 where a reward does not apply to an example"
-    )

@@ -228,7 +228,7 @@ def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any)
     assert said in the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
 
 
-ONE = "def mine(rewards):\n    return "
+ONE = "def mine(group):\n    rewards = group.rewards\n    return "
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ ONE = "def mine(rewards):\n    return "
     [
         (
             "class mine:\n    def __init__(self, rewards): ...\n",
-            "returned a mine for a group of 16",
+            "raised TypeError: mine.__init__() missing 1 required positional argument",
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
@@ -251,13 +251,26 @@ def test_an_advantage_that_a_run_cannot_use_is_refused(text: str, said: str, own
     assert caught.value.problems[0].startswith("advantage: knobs_own")
 
 
-ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
+ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
 
 
 @pytest.mark.parametrize(
     ("group", "text", "said"),
     [
-        ("advantage", "def mine(rewards):\n    [len(t or ()) for t in rewards]\n" + ONE_TURN, ""),
+        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers for a group of 16"),
+        (
+            "advantage",
+            "class mine:\n    def __call__(self, group):\n        return [0.0] * 16\n"
+            "    def state(self):\n        return {1: {2}}\n    def load(self, state): ...\n",
+            "a state() that a checkpoint cannot store",
+        ),
+        ("reward", "class mine:\n    pass\n", "derive it from rl.rollouts.credit.RewardShaping"),
+        (
+            "reward",
+            "from rl.rollouts.credit import RewardShaping\nclass mine(RewardShaping):\n"
+            "    def __init__(self): ...\n    def penalties(self, group):\n        return [0.0]\n",
+            "returned 1 numbers for a group of 9",
+        ),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
         (
@@ -321,6 +334,39 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
 
 
+BY_TOKEN = (
+    "def mine(group):\n    return [[r or 0.0] * n for r, n in zip(group.rewards, group.lengths)]\n"
+)
+STATEFUL = (
+    "class mine:\n    def __init__(self):\n        self.count = 0\n"
+    "    def __call__(self, group):\n        self.count += 1\n"
+    "        return [0.0] * len(group.rewards)\n"
+    "    def state(self):\n        return {'count': self.count}\n"
+    "    def load(self, state):\n        self.count = state['count']\n"
+)
+READS_TEXT = (
+    "def mine(group):\n"
+    "    assert group.example and all(r.messages and r.turns for r in group.rollouts)\n"
+    "    return [0.0 if named is None else 1.0 for named in group.named_rewards]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_turn", "by_token"),
+    [
+        (BY_TOKEN, False, True),
+        ("def mine(group):\n    return [t or () for t in group.turn_rewards]\n", True, False),
+        (STATEFUL, False, False),
+        (READS_TEXT, False, False),
+    ],
+)
+def test_the_unit_of_an_advantage_is_found_by_calling_it(
+    text: str, by_turn: bool, by_token: bool, own: Any
+) -> None:
+    facts = learn(own("advantage", text))
+    assert (facts.advantage_by_turn, facts.advantage_by_token) == (by_turn, by_token)
+
+
 EXAMPLES = (
     "import time\nfrom envs.protocol import Environment\nclass mine(Environment):\n"
     "    def examples(self, split):\n        "
@@ -338,7 +384,8 @@ def test_an_environment_whose_examples_were_not_read_is_neither_refused_nor_cach
 # What each shipped function does, which a rule or the planner must know.
 FACTS = {
     "advantage": {
-        "advantage_takes_turns": {"turn_group_mean"},
+        "advantage_by_turn": {"turn_group_mean"},
+        "advantage_by_token": set(),
         "advantage_is_reward": {"none"},
         "advantage_refuses_negative": {"max_rl"},
         "advantage_compares": {"group_mean", "group_zscore", "rloo", "max_rl", "turn_group_mean"},
