@@ -44,9 +44,10 @@ def test_the_update_is_the_gradient_of_rows_that_share_nothing(setup, mode, adap
         after = setup.everywhere(policy)
         update = {name: before[name].double() - after[name].double() for name in before}
         before = after
-        print(split, float(flat(gradient).norm()), relative_error(update, gradient))
-        assert float(flat(gradient).norm()) > 0.01
-        assert relative_error(update, gradient) < 1e-5, split
+        norm = float(flat(gradient).norm())
+        assert norm > 0.01
+        # Rounding of the weights to float32 moves the update by about 1e-6.
+        assert relative_error(update, gradient) < 1e-5 + 1e-6 / norm, split
         assert stats["train/loss"] == pytest.approx(value, rel=1e-4)
         expected = {"idle": fraction, "lone": 0.0}.get(split)
         if expected is not None:
