@@ -99,9 +99,10 @@ class ChatEndpoint:
         try:
             return msgspec.convert(parse_json(text), Answer)
         except ValueError as error:  # The text is not JSON or lacks required fields.
+            shown = client.without_key(text)[:200]
             raise self.raises(
                 f"{self.option}={self.url} did not answer as the OpenAI API does, but with "
-                f"{text[:200]!r}: correct {self.option}"
+                f"{shown!r}: correct {self.option}"
             ) from error
 
     def _exception_for(self, error: HttpError) -> Exception:

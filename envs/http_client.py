@@ -108,9 +108,15 @@ class HttpClient:
             reason = f"{type(error).__name__}: {_excerpt(str(error))}".removesuffix(": ")
             raise HttpError(f"did not answer ({reason})") from error
         if status != HTTPStatus.OK:
+            text = self.without_key(text)
             problem = f"answered {status}: {_excerpt(text)}"
             raise HttpError(problem, status, text, answer.headers.get("Retry-After", ""))
         return text
+
+    def without_key(self, text: str) -> str:
+        """Return a server's text for a message, because some servers repeat the key they got."""
+        key = os.environ.get(self.api_key_variable or "", "")
+        return text.replace(key, "(the key)") if key else text
 
     async def _text(self, answer: httpx.Response) -> str:
         status = answer.status_code

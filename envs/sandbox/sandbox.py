@@ -226,8 +226,9 @@ class Sandbox:
     async def _receive(self, ticket: bytes) -> str:
         """Return the answer. Raise _InvalidAnswer if it has another ticket or is too long."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # A character has at most 4 bytes. 100 characters are for the note about left-out text.
-        if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
+        # An escaped surrogate has 6 bytes, every other character at most 4. 100 characters are for
+        # the note about left-out text.
+        if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")
 

@@ -17,7 +17,7 @@ from typing import Any
 from envs.loading import json_lines, load_rows
 
 INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
-HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$")
+HEADING = re.compile(r"^#{1,6}\s+(\S.*)$")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
         if match := HEADING.match(line):
             if text := "\n".join(lines).strip():
                 yield heading, text
-            heading, lines = match[1], []
+            # Cut the closing marks here, because a pattern for them takes quadratic time.
+            heading, lines = match[1].rstrip("#").rstrip() or match[1], []
         else:
             lines.append(line)
 

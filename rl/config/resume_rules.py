@@ -55,6 +55,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is not a valid name of a folder below output_dir={parent}'
+    elif not name.isprintable():
+        yield f"run_name={name!r} contains control characters: choose another run_name"
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "

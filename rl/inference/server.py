@@ -35,6 +35,10 @@ _EXIT_DELAY_S = 0.2  # a dying vLLM closes its connections this long before its 
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
+# The environment variable of every vLLM that we start; our plugin changes no other vLLM's start.
+STARTED_BY_RUN = "OFFBYONE_VLLM"
+
+
 @dataclass(frozen=True)
 class AdapterLimits:
     """The largest LoRA adapter that vLLM can load. vLLM reserves its memory at the start."""
@@ -130,6 +134,7 @@ class VLLMServer:
         """Return vLLM's environment variables. `key_file`: None if vLLM uses a Unix socket."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
+            STARTED_BY_RUN: "1",
             "PYTHONSAFEPATH": "1",  # like -P, also in the processes that vLLM starts
             "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",

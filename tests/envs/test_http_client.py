@@ -164,6 +164,16 @@ async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
         await check(Answers((200, "[]"), seconds=1.0))
 
 
+@pytest.mark.parametrize("status", [401, 400, 200])
+async def test_a_key_that_the_server_repeats_is_in_no_message(status, monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "hunter2")
+    server = Answers((status, "wrong key: hunter2"))
+    with server.serving() as url, pytest.raises(RuntimeError, match=r"\(the key\)") as caught:
+        async with endpoint(url).client(max_concurrent=1, timeout=5.0) as client:
+            await endpoint(url).ask(client, messages=[])
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_address_without_a_scheme_is_refused_at_once():
     with pytest.raises(ValueError, match=r"client\.url=host:8000 is not an address: write http"):
         endpoint("host:8000")
