@@ -54,11 +54,6 @@ class ArmResult(ScoredArm):
         """The number of seeds with a scored run."""
         return self.scores.num_seeds
 
-    @property
-    def has_enough_seeds(self) -> bool:
-        """Whether the arm has enough seeds to estimate the variance between seeds."""
-        return self.scores.resamples_seeds
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
@@ -175,7 +170,7 @@ def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
     tests = _tests([one.scores for one in arms], at, factors)
-    others = [(one.assumption, _tests(one.scores, at, factors)) for one in alternatives(scoring)]
+    others = [(name, _tests(one, at, factors)) for name, one in alternatives(scoring)]
     results = []
     for index, one in enumerate(arms):
         scores, is_other, spread = one.scores, index != at, tests.spreads[index]
