@@ -29,6 +29,7 @@ from lab.report.run import Run
 from lab.report.statistics import ERROR, UNCLEAR, looks_factor
 
 NUM_QUESTIONS, NUM_ROLLOUTS, SEED_SPREAD = 16, 6, 0.05
+NUM_DRAWS = 1_000  # a report has more, for more exact intervals
 LAST, EARLIER = 80, 60  # policy versions
 PROGRESS = 0.9  # a run's share of its final score at version EARLIER
 QUESTIONS = [Question("simulated", str(index), str(index)) for index in range(NUM_QUESTIONS)]
@@ -141,12 +142,12 @@ def judged(looks: Sweep) -> tuple[bool, bool]:
     """Return whether any look calls the other arm better or worse, with and without care."""
     called = careless = False
     for arms in looks:
-        (other,) = compare(arms).others
+        (other,) = compare(arms, num_draws=NUM_DRAWS).others
         called |= other.decision != UNCLEAR
         if len(other.runs) > other.scored_seeds:
             runs = [[replace(run, seed=None) for run in arm.runs] for arm in arms]
             arms = [replace(arm, runs=tuple(own)) for arm, own in zip(arms, runs, strict=True)]
-            (other,) = compare(arms).others
+            (other,) = compare(arms, num_draws=NUM_DRAWS).others
         p_value = other.p_value / looks_factor(arms[1].num_looks)
         careless |= p_value < ERROR and other.difference.excludes(0.0)
         if called:

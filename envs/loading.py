@@ -41,7 +41,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
     except ImportError as error:
         raise ValueError(
             f"{source} is read through the library `datasets`, which is not installed: "
-            "pip install 'offbyone[data]', or write JSON lines and use envs.datasets.JsonLines"
+            "pip install datasets, or write JSON lines and use envs.datasets.JsonLines"
         ) from error
     try:
         return datasets.load_dataset(path, **options)

@@ -1,5 +1,6 @@
 """Plan the devices and the memory of a run, on this machine or on imagined machines."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,10 +10,12 @@ from rl.config.nodes import ModelNode
 from rl.config.schema import as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
-from rl.model.shape import GIB, Shape, shape_of
+from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve
 
+# Sizes in config.json of the models in conf/model, so that their plan needs no hub.
+_SIZES = Path(__file__).parents[1] / "models" / "sizes.json"
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
@@ -60,4 +63,6 @@ def _model_shape(model: ModelNode) -> Shape | None:
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))
+    if sizes := json.loads(_SIZES.read_text()).get(model.path):
+        return shape(sizes)
     return shape_of(local_folder(model.path, model.get("revision"), "model", config_only=True))

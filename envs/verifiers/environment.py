@@ -113,7 +113,7 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
     if find_spec("verifiers") is None:
         raise ValueError(
             f"env.id={env_id} needs the verifiers library, which is not installed: "
-            'pip install "offbyone[verifiers]"'
+            "make verifiers, and PYTHONPATH=.venv/verifiers-v1 before the command"
         )
     module = module_of(env_id)
     classic = find_spec("verifiers.envs") is not None

@@ -16,10 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.resume_rules import leaves
 from rl.config.schema import RENAMED, ConfigError
+from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
-CONF = Path(__file__).parents[2] / "conf"
+_WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
 
 
 def explain(
@@ -34,6 +35,10 @@ def explain(
         hint = did_you_mean(choice, error.options)
         choices = f"({group} has {', '.join(error.options)})"
         return ConfigError([f"{group}={choice}: no such choice{hint} {choices}"])
+    if found := _WITHOUT_PACKAGE.search(str(error)):
+        own, group = found.groups()
+        line = f"override /{group}@_global_.{group}: <choice>"
+        return ConfigError([f"{own}.yaml chooses {group} inside its own group: write {line}"])
     if isinstance(error, OverrideParseException):
         how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
@@ -57,6 +62,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:
         hint = did_you_mean(name, siblings).replace(" mean ", f" mean {group}.")
+        hint = hint or did_you_mean(name, [key for key in known if "." not in key])
         return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
     hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
     return f"there is no key {key}{hint}"

@@ -37,7 +37,7 @@ from rl.runtime.sweep_folder import (
     SweepFolder,
     identity,
 )
-from rl.runtime.text import key_of, relative_path
+from rl.runtime.text import key_of, relative_path, say
 
 # A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
@@ -242,4 +242,4 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
 
 def _print_text(text: str) -> None:
     if text:
-        print(text, flush=True)  # noqa: T201
+        say(text)

@@ -39,6 +39,6 @@ def _problems(config: Config) -> Iterator[str]:
     if find_spec("gepa") is None:
         yield (
             "the package gepa, which optimizes prompts, is not installed: `make install` installs "
-            "it, or pip install 'offbyone[prompts]'"
+            "it, or pip install gepa"
         )
     yield from run_folder_problems(config)

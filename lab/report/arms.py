@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lab.report.run import Run
+from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
 _BARE = ("true", "false", "null", "none")  # values that say little without their key
-AS_COMPOSED = "(as composed)"  # label of an arm without overrides
+DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             group.append(run)
     firsts = [group[0] for group in groups]
     items = _distinguishing(firsts)
-    full = [" ".join(of_arm) or AS_COMPOSED for of_arm in items]
+    full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
     choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
     short = [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
     parts = zip(_unique(full), _unique(short), map(tuple, groups), choices, strict=True)
@@ -78,12 +79,13 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
     Arms with equal overrides are distinguished by the settings that differ.
     """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
-    items = [[item for item in run.overrides if item not in common] for run in firsts]
+    items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
     for its in items[:]:
         alike = [index for index, other in enumerate(items) if other == its]
         keys = differing_keys([firsts[index] for index in alike])[:_MAX_KEYS]
         for index in alike if len(alike) > 1 else ():
-            items[index] = [*its, *(f"{key}={firsts[index].config.get(key)}" for key in keys)]
+            values = [printable(f"{key}={firsts[index].config.get(key)}") for key in keys]
+            items[index] = [*its, *values]
     return items
 
 

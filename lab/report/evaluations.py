@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.text import printable
 
 
 @dataclass(frozen=True, order=True)
@@ -67,14 +68,18 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
     rewards: dict[tuple[str, str], list[float | None]] = defaultdict(list)  # key: (env, example)
     asked: dict[tuple[str, str], msgspec.Raw] = {}
     num_broken = 0
-    for line in folder.evaluation_of(version).read_bytes().splitlines():
+    try:
+        lines = folder.read(folder.evaluation_of(version)).splitlines()
+    except OSError:
+        return Evaluation({}, num_broken=1)
+    for line in lines:
         try:
             line.decode()  # raises for invalid UTF-8, which msgspec does not check in a Raw field
             rollout = _LINE.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             num_broken += 1
             continue
-        key = (str(rollout.env), str(rollout.example))
+        key = (printable(str(rollout.env)), printable(str(rollout.example)))
         asked.setdefault(key, rollout.messages)
         rewards[key].append(rollout.reward)
     by_question = {_question(*key, messages): rewards[key] for key, messages in asked.items()}

@@ -27,6 +27,7 @@ from lab.report.scoring import TRAINING
 from lab.report.statistics import NUM_DRAWS, looks_factor
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
+from rl.runtime.text import printable
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
@@ -98,7 +99,7 @@ def settings(comparison: Comparison) -> list[list[str]]:
     rows = [["setting", *(arm.name for arm in arms)]]
     for key in differing_keys([arm.runs[0] for arm in arms]):
         values = [str(arm.runs[0].config.get(key, "-")) for arm in arms]
-        rows.append([key.removesuffix("._target_"), *values])
+        rows.append(list(map(printable, [key.removesuffix("._target_"), *values])))
     return rows
 
 
@@ -106,7 +107,7 @@ def num_models(comparison: Comparison) -> int:
     """Return the number of different initial models, as far as their fingerprints are known."""
     found = set()
     for folder in (run.folder for run in comparison.runs if run.folder):
-        with suppress(OSError, IndexError):
+        with suppress(OSError, ValueError, IndexError):
             found.add(RunFolder(folder).model_fingerprint())
     return len(found - {""})
 

@@ -14,11 +14,13 @@ from lab.report.evaluations import Evaluation, Question, evaluated_versions, rea
 from lab.report.statistics import Floats
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
-from rl.runtime.start_record import load_yaml, read_record, resume_command
+from rl.runtime.start_record import read_record, resume_command
+from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
-from rl.runtime.text import key_of, strip_escapes
+from rl.runtime.text import key_of, printable
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
 RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
@@ -130,12 +132,12 @@ def read_run(
     versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
-        name=folder.name,
+        name=_readable(folder.name),
         folder=folder.path,
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        cause=_readable(_cause(folder, rows, error, max_steps)),
+        cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -143,21 +145,21 @@ def read_run(
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
-        commit=str(record.get("commit") or ""),
-        command=resume_command(folder) if record else "",
+        commit=_readable(str(record.get("commit") or "")),
+        command=printable(resume_command(folder)) if record else "",
         selects_examples=bool(settings.get("learned.selects_examples")),
     )
 
 
 def _readable(text: str) -> str:
     """Return the shortened text without characters that JSON or the chart library rejects."""
-    return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
+    return printable(text)[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
     """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
-        return _flat(load_yaml(folder.config.read_bytes()))
+        return _flat(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
         return {}
 
@@ -184,7 +186,9 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
     }
 
 
-def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+def _cause(
+    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+) -> str:
     """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -199,7 +203,8 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return error or "no step was done"
-    return f"stopped after {progress}" if num_steps < max_steps else ""
+    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
+    return f"stopped after {progress}" if is_cut_short else ""
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

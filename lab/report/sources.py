@@ -8,6 +8,7 @@ from typing import Any
 from lab.report.run import Run, read_run
 from lab.runs import runs_at
 from rl.runtime.sweep_folder import SweepFolder
+from rl.runtime.text import printable
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
         if sweep.jobs.is_dir():
             if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(found):
                 notes.append(f"{num_broken} files in {sweep.jobs} cannot be read.")
-            texts = {key: text or sweep.read_info().get(key, "") for key, text in texts.items()}
+            info = sweep.read_info()
+            texts = {k: text or printable(str(info.get(k) or "")) for k, text in texts.items()}
         elif not found:
             notes.append(f"{path} holds neither a sweep (jobs/) nor a run.")
         for run in found:

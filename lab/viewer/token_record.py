@@ -145,7 +145,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
     """Return the tokenizer of a run, or None and the reason."""
-    with suppress(OSError):  # raised if the run has no model.txt
+    with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
             return _loaded(path), ""

@@ -40,6 +40,7 @@ class Start:
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
     ends_on_term: bool = True  # whether TERM ends the process (see Child)
+    in_terminal: bool = False  # whether the process uses the supervisor's terminal (see Child)
 
 
 class Host(Protocol):

@@ -11,11 +11,11 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references, spans_hosts
+from rl.config.facts import fact, is_imitator, references
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import positions_problem
+from rl.config.process_rules import debugging, devices, early_stop, time_limit
 from rl.config.resume_rules import leaves, run_folder_problems
-from rl.config.schema import seconds_of
 from rl.config.signatures import did_you_mean
 from rl.config.transport import transport_problems
 
@@ -63,13 +63,6 @@ def batches(config: Config) -> Iterator[str]:
         )
     if batch < ranks:
         yield f"batch_size={batch} is below trainer.ranks={ranks}: use at most {batch} ranks"
-    sampler = config["sampler"]["_target_"]
-    equal = sampler if is_imitator(sampler) else "group_size=1" if group == 1 else None
-    if equal and (value_of(config, "buffer.min_spread") or 0) > 0:
-        yield (
-            f"{equal} makes all rewards of a group equal, so the buffer would reject every group: "
-            "use buffer=fifo or buffer.min_spread=0"
-        )
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
@@ -178,26 +171,6 @@ def rollout_timeout(config: Config) -> Iterator[str]:
             )
 
 
-def devices(config: Config) -> Iterator[str]:
-    """Refuse names of this machine's GPUs in a run that starts processes on other hosts."""
-    for key in ("inference.devices", "trainer.devices"):
-        names = value_of(config, key)
-        if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
-            yield (
-                f"{key}={names} names GPUs of this machine, and {config['cluster']['_target_']} "
-                "starts processes on other machines: use null, and set CUDA_VISIBLE_DEVICES on each"
-            )
-
-
-def time_limit(config: Config) -> Iterator[str]:
-    """Check that max_time is a valid duration."""
-    try:
-        if (max_time := config.get("max_time")) is not None:
-            seconds_of(max_time)
-    except ValueError as error:
-        yield f"max_time={error}, or null"
-
-
 def rewards(config: Config) -> Iterator[str]:
     """Require that each environment has a reward whose weight is not 0."""
     members = value_of(config, "env.envs") or {}  # the environments of a mixture by name
@@ -287,6 +260,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rollout_timeout,
     devices,
     time_limit,
+    debugging,
+    early_stop,
     rewards,
     transport_problems,
     output_head,

@@ -59,8 +59,9 @@ class DryCall:
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # Use one thread, because vLLM starts at the same time.
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    # Use one thread, because vLLM starts at the same time. Skip breakpoint(),
+                    # which the user wants in the trainer (trainer.debug).
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONBREAKPOINT": "0"},
                 )
         return self
 

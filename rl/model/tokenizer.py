@@ -185,7 +185,8 @@ def _family(folder: Path, model: str) -> str:
     if family is None:
         raise ValueError(
             f"model.renderer=auto cannot tell the chat format of {model} (model_type "
-            f"{model_type!r}): set model.renderer to the family it was trained with: {_listed()}"
+            f"{model_type!r}): use client=tokens, which takes the model's own chat template, or "
+            f"set model.renderer to the family it was trained with: {_listed()}"
         )
     return family
 

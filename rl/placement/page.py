@@ -61,7 +61,9 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         total = f" of {gib(host.memory)}" if host.memory else ""
         free = host.free_memory
         now = f", of which {gib(free)} are free now" if free and taken > free else ""
-        cards = f"; each GPU has {gib(host.device_memory)}" if host.device_memory else ""
+        sizes = {one.device_memory for one in hosts if one.device_memory}
+        least = "at least " if len(sizes) > 1 else ""
+        cards = f"; each GPU has {least}{gib(min(sizes))}" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
         if host.memory and taken > host.memory:  # `fitted` refuses only a larger excess
             yield "more than the memory: the run may fail (estimates are up to 15 % off)"

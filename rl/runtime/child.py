@@ -137,9 +137,14 @@ class Child:
         reaper: Reaper,
         env: Mapping[str, str] | None = None,
         ends_on_term: bool = True,
+        in_terminal: bool = False,
     ) -> None:
-        """If `ends_on_term` is False, the process survives TERM, so `end` kills it immediately."""
-        self.ends_on_term = ends_on_term
+        """Start no process yet.
+
+        If `ends_on_term` is False, the process survives TERM, so `end` kills it immediately. If
+        `in_terminal` is True, the process uses the terminal of this process instead of a log.
+        """
+        self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -148,11 +153,10 @@ class Child:
         """Start the process and append its output to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            streams = (None,) * 3 if self._in_terminal else (subprocess.DEVNULL, log, log)
             self._process = subprocess.Popen(
                 self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)),
                 env={**os.environ, **self.env},
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, write_whole
+from rl.runtime.given_files import inside, load_json
 from rl.runtime.text import key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
@@ -60,7 +61,7 @@ class SweepFolder:
     def read_info(self) -> dict[str, Any]:
         """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
-            content = json.loads(self.info.read_text())
+            content = load_json(inside(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}
         return {}
 
@@ -74,7 +75,7 @@ class SweepFolder:
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                content = json.loads(path.read_text())
+                content = load_json(inside(path, self.path).read_bytes())
                 kept = {key: value for key, value in content.items() if key in known}
                 records[int(path.stem)] = JobRecord(**kept)
         return records
@@ -118,7 +119,7 @@ def identity(overrides: Sequence[str]) -> tuple[str, ...]:
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return a label per job: its overrides, except the overrides that all jobs share."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
+    return [" ".join(item for item in job if item not in common) or "(defaults)" for job in jobs]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

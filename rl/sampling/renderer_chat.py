@@ -192,6 +192,7 @@ class RendererClient:
     """The default client: this process renders prompts to tokens (conf/client/renderer.yaml)."""
 
     needs_vllm: ClassVar[bool] = True
+    renders: ClassVar[bool] = True  # in this process, so that the chat format must be known
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager

@@ -25,13 +25,14 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         ConfigError: there is no such model, or its content has changed since the run started.
     """
     is_resumed = bool(run_folder.complete_checkpoints())
-    model_exists = is_resumed and run_folder.model().is_dir()
-    model = run_folder.model() if model_exists else prepare()
-    expected = run_folder.model_fingerprint() if is_resumed else ""
+    with as_config_error():
+        before = run_folder.model() if is_resumed else None
+        expected = run_folder.model_fingerprint() if is_resumed else ""
+    model = before if before and before.is_dir() else prepare()
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"{run_folder} started from {run_folder.model()}, and {model} has changed since: "
+                f"{run_folder} started from {before}, and {model} has changed since: "
                 "the trained weights fit only the old model. Restore this model, or start a new run"
             ]
         )

@@ -113,9 +113,11 @@ class Children:
     def _start(
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
-        env = {**self._run_folder.private.environment(), **env}
+        in_terminal = self._run.trainer.debug and name.startswith("trainer")
+        debugger = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.no_debugger"}
+        env = {**debugger, **self._run_folder.private.environment(), **env}
         # These processes survive their first TERM, which may be a scheduler's notice.
-        start = Start(name, command, self._run_folder.log_of(name), env, ends_on_term=False)
+        start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
@@ -172,7 +174,8 @@ class Children:
         failure = first_failure(self._run_folder, of)
         if failure:
             log = self._run_folder.log_of(failure["part"])
-            raise RunFailed(f"{failure['part']}: {failure['message']}\n(details: {log})")
+            details = "" if self._run.trainer.debug else f"\n(details: {log})"
+            raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
     def _all_is_saved(self, tick: Callable[[], None]) -> bool:
         """Let the ranks save and end, because vLLM has ended; return whether every step is saved.

@@ -59,6 +59,8 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
     """Assign devices to the processes of a checked run. Raise ConfigError if they do not fit."""
+    if run.trainer.debug:
+        run = run.changed({"trainer.ranks": 1})
     if run.cluster.spans_hosts:
         plan, machines = _plan_reservation(run, machines)
     else:

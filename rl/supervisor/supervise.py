@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.console import Console
 
 from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
+from rl.config.facts import fact
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
@@ -32,12 +34,14 @@ from rl.model.shape import shape_of
 from rl.runtime.child import Reaper
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
+from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL, ensure_free, locked
 from rl.runtime.metrics import column, read_metrics, steps_done
 from rl.runtime.start_record import resume_advice
 from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
+from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
@@ -81,8 +85,7 @@ def supervise(
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
     construct(run, CONSTRUCTED)  # constructors check more than types and ranges
-    is_complete = run_folder.num_saved_steps() >= run.max_steps and training_is_done(run_folder)
-    if run.resume and is_complete:
+    if run.resume and _is_complete(run, run_folder):
         return _complete_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
     dry_call = DryCall([run.plain()])
@@ -100,8 +103,9 @@ def supervise(
         try:
             with reporting_full_disk():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
-                run_folder.overrides.write_text(text)
+                write_whole(run_folder.overrides, text)
                 model = model_of(run_folder, lambda: launch.prepared(run, compose))
+                _check_chat_format(run, model)
                 _print_repeated_steps(run_folder)
                 launch.execute(resolved, model)
         except RunFailed as error:
@@ -116,12 +120,21 @@ def supervise(
         return _result(run, run_folder, stop, limit)
 
 
+def _is_complete(run: Run, run_folder: RunFolder) -> bool:
+    """Return whether nothing is left to train: max_steps or stop_when is reached, and saved."""
+    num_saved, rows = run_folder.num_saved_steps(), read_metrics(run_folder)
+    is_reached = num_saved == steps_done(rows) and is_fulfilled(run.stop_when, rows)
+    return (num_saved >= run.max_steps or is_reached) and training_is_done(run_folder)
+
+
 def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
     """Print the summary of an already complete run, and return its mean reward."""
     # A start that was killed after the last step may have left its sockets and keys.
     with locked(run_folder):
         run_folder.private.clear()
-    say(f"already at max_steps={run.max_steps} of {run_folder}: raise max_steps to continue")
+    num_saved = run_folder.num_saved_steps()
+    key = "max_steps" if num_saved >= run.max_steps else "stop_when"
+    say(f"already at {key}={getattr(run, key)} of {run_folder}: change {key} to continue")
     say(final_summary(run_folder))
     return _mean_reward(run_folder)
 
@@ -233,7 +246,9 @@ class _Launch:
             # vLLM starts during the dry call. The other processes need the results of the dry call.
             children.start(lambda: self.dry_call.completed(run).save(run_folder.config))
             saved = run_folder.num_saved_steps()
-            with Screen(run_folder, run.max_steps, num_saved=saved) as screen:
+            # In the foreground, a live picture would draw over the debugger, so print lines.
+            console = Console(force_terminal=False) if run.trainer.debug else None
+            with Screen(run_folder, run.max_steps, console, num_saved=saved) as screen:
                 stop.waits = is_main
 
                 def tick() -> None:
@@ -244,6 +259,17 @@ class _Launch:
                     children.watch(tick, stop)
                 finally:
                     stop.waits = False
+
+
+def _check_chat_format(run: Run, model: Path) -> None:
+    """Raise ConfigError, before vLLM starts, if no renderer knows the chat format of a model."""
+    if run.model.path and (
+        fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
+    ):
+        from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
+
+        with as_config_error():
+            load_renderer(model, build(run.model)().renderer)
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:

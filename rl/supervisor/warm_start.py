@@ -92,7 +92,8 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
         folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
-    trainer = {**run.trainer.plain(), "checkpoint_every": 0, "compile": False}  # the run is short
+    changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
+    trainer = {**run.trainer.plain(), **changed}  # the run is short
     if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console, RenderableType
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import (
     MetricsTail,
     Row,
@@ -21,8 +22,9 @@ from rl.runtime.metrics import (
     steps_done,
     total_seconds,
 )
-from rl.runtime.start_record import load_yaml, resume_command
+from rl.runtime.start_record import resume_command
 from rl.runtime.status import read_statuses
+from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
@@ -155,7 +157,9 @@ def final_summary(folder: RunFolder) -> str:
     if rewards := column(rows, "train/reward"):
         best = max(rewards)
         at = next(row["step"] for row in rows if row.get("train/reward") == best)
-        lines.append(("reward", f"{first_and_last(rewards)}, best {best:.3f} at step {at}"))
+        # The step lines count from 1 and the files from 0, so name the file.
+        where = folder.rollouts_of(at).relative_to(folder.path)
+        lines.append(("reward", f"{first_and_last(rewards)}, best {best:.3f} in {where}"))
     evaluated = {
         name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
     }
@@ -169,15 +173,17 @@ def final_summary(folder: RunFolder) -> str:
     lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))
     if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
-    if not _is_finished(folder, steps):
+    if not _is_finished(folder, rows):
         label = "go on" if folder.num_saved_steps() else "again"
         lines.append((label, resume_command(folder)))
     width = max(len(label) for label, _ in lines) + 2
     return "\n".join(f"{label:<{width}}{text}" for label, text in lines)
 
 
-def _is_finished(folder: RunFolder, steps: int) -> bool:
+def _is_finished(folder: RunFolder, rows: list[Row]) -> bool:
     try:
-        return steps >= load_yaml(folder.config.read_bytes())["max_steps"]
+        config = load_yaml(folder.read(folder.config))
+        reached = is_fulfilled(config.get("stop_when"), rows)
+        return steps_done(rows) >= config["max_steps"] or reached
     except (OSError, yaml.YAMLError, TypeError, KeyError):
         return False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl.config.ranges import NonNegativeInt, PositiveInt
+from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
 
@@ -169,7 +170,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
     path = RunFolder(folder).wandb_id
     if not path.exists():
         legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
-        path.write_text(f"{legal}-{secrets.token_hex(4)}\n")
+        write_whole(path, f"{legal}-{secrets.token_hex(4)}\n")
     return path.read_text().strip()
 
 

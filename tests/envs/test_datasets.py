@@ -128,7 +128,7 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)  # import then raises ImportError
     files = Files(format="csv", path="a.csv", eval_path=None, **COLUMNS)
-    with pytest.raises(ValueError, match=r"a\.csv is read .* pip install 'offbyone\[data\]'"):
+    with pytest.raises(ValueError, match=r"a\.csv is read .* pip install datasets"):
         both(files)
     assert len(both(lines(tmp_path / "a.jsonl"))[0]) == 30
 

@@ -33,6 +33,13 @@ def test_a_plan_that_does_not_fit_is_refused(tmp_path):
         show_plan(config | {"gpus": 2})
 
 
+@pytest.mark.parametrize(("model", "gib"), [("qwen3-0.6b", "1.1"), ("qwen3-4b-instruct", "7.5")])
+def test_the_shipped_models_are_planned_without_the_hub(model, gib, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    overrides = [f"output_dir={tmp_path}", "run_name=r", f"model={model}"]
+    assert f"weights {gib}" in show_plan(composed(*overrides) | {"gpus": 2, "gpu_gib": 80})
+
+
 def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     overrides = [f"output_dir={tmp_path}", "run_name=r", "model=hf", "model.path=nobody/nothing"]

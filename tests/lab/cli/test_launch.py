@@ -24,6 +24,8 @@ from tests.support.launching import train
     [
         (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
+        (["loss=gprg"], "loss=gprg: no such choice: did you mean grpo? (loss has cispo, "),
+        (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
         (["xyz=3"], "there is no key xyz (python train.py --help lists them all)"),
@@ -41,11 +43,23 @@ def test_a_name_that_hydra_does_not_know_is_explained(arguments: list[str], said
     assert said in problem
 
 
+def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loss").mkdir()
+    own = "defaults: [grpo, {override /advantage: rloo}, _self_]"
+    (tmp_path / "loss" / "own.yaml").write_text(own)
+    result = train("--config-dir", str(tmp_path), "loss=own", output_dir=tmp_path)
+    assert result.stderr.endswith(
+        "- loss/own.yaml chooses advantage inside its own group: write override "
+        "/advantage@_global_.advantage: <choice>\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["batch_size=250"], "use batch_size=240 or 256"),
+        (["resume=true"], "resume=true needs the name of the run: add run_name=<a folder in "),
         (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
         (["--multirun", "loss=grpo,gspoo"], "loss=gspoo: no such choice: did you mean gspo?"),
     ],

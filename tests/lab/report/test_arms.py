@@ -21,9 +21,9 @@ def run(name, *overrides, commit="", **config) -> Run:
         ([["loss=grpo", "kl=k3"], ["loss=cispo", "kl=k3"]], ["grpo", "cispo"]),
         ([["kl=k3", "loss.clip=1"], ["kl=k2", "loss.clip=1"], ["kl=k2", "loss.clip=2"]],
          ["k3 clip=1", "k2 clip=1", "k2 clip=2"]),
-        ([["loss=grpo"], []], ["loss=grpo", "(as composed)"]),
+        ([["loss=grpo"], []], ["loss=grpo", "(defaults)"]),
         ([["a.x=1", "b.x=1"], ["a.x=2", "b.x=2"]], ["a.x=1 b.x=1", "a.x=2 b.x=2"]),
-        ([["loss=grpo"]], ["(as composed)"]),
+        ([["loss=grpo"]], ["(defaults)"]),
     ],
 )  # fmt: skip
 def test_the_name_of_an_arm_is_as_short_as_the_others_allow(arms, names):

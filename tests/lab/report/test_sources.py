@@ -34,6 +34,7 @@ def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
 
 
 def test_unfinished_runs_have_a_cause(tmp_path):
+    made_run(tmp_path / "runs" / "reached", steps=7, max_steps=20, stop_when="step > 5")
     for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
         made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
     failed = RunFolder(tmp_path / "runs" / "failed")
@@ -47,6 +48,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = read(sweep)
     assert {run.name: run.cause for run in runs} == {
+        "reached": "",
         "stopped": "stopped after step 7 of 20",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",

@@ -103,6 +103,22 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "max_time=3x is not a time: write 3h30m, 90m, or a",
     ),
     "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
+    "no condition": (
+        {"stop_when": "eval/reward = 1"},
+        "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",
+    ),
+    "a condition on no evaluation": (
+        {"stop_when": "eval/reward > 0.9"},
+        "stop_when reads eval/reward, and the run has no evaluation: use evaluation=default",
+    ),
+    "a debugger for two ranks": (
+        {"trainer.debug": True, "trainer.ranks": 2},
+        "trainer.debug=true runs one rank in this terminal, and trainer.ranks=2: use trainer.ranks",
+    ),
+    "a debugger on another machine": (
+        {"trainer.debug": True, "cluster": chosen("cluster", "ray")},
+        "trainer.debug=true runs the trainer in this terminal: use cluster=local",
+    ),
     "no reward": (
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: set one above 0",

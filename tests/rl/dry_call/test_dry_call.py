@@ -194,6 +194,38 @@ def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
     assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
+    learner = [path.read_text() for path in (REPO / "rl" / "learner").glob("*.py")]
+    by_token = {name for text in learner for name in re.findall(r'metrics\["(\w+)"\]', text)}
+    assert by_token | {"entropy", "kl_to_rollout", "value_loss"} <= RUN_METRICS
+
+
+def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> None:
+    config = changed(
+        own(
+            "loss",
+            f"{HEAD}def mine(tokens):\n    return TokenLoss(-tokens.advantages * "
+            "tokens.logprobs * tokens.anchor.exp(), {'correction_truncated': tokens.logprobs})\n",
+        ),
+        {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
+    )
+    assert "a metric 'correction_truncated', a name that another component uses" in the_problem(
+        config
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("reward", "tokens"), "a metric 'reward' and 'tokens', a name that the run uses itself"),
+        (("entropy",), "a metric 'entropy', a name that"),
+        (("grad_norm", "mine"), "a metric 'grad_norm', a name that"),
+        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', a name that"),
+    ],
+)
+def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
+    metrics = ", ".join(f"{name!r}: tokens.logprobs" for name in names)
+    body = f"return TokenLoss(-tokens.logprobs, {{{metrics}}})"
+    assert said in the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
 
 
 ONE = "def mine(rewards):\n    return "
@@ -318,7 +350,6 @@ FACTS = {
     "correction": {"correction_is_neutral": {"none"}},
     "truncation": {
         "truncation_lowers_rewards": {"penalty"},
-        "truncation_changes_rewards": {"penalty", "zero_reward", "mask_zero"},
     },
     "loss": {"loss_weighs_sequences": {"gspo", "sapo"}, "loss_corrects": {"decoupled_ppo"}},
 }

@@ -52,6 +52,16 @@ def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
     assert [r.columns["mask"].dtype for r in (first, third)] == [np.bool_] * 2
 
 
+def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
+    folder = RunFolder(tmp_path)
+    keys = [(f"{index:06d}.0", 0) for index in range(12)]
+    write_sampled(folder, *keys)
+    for rank, key in enumerate(keys):
+        write_trained(folder, rank, key, grad=[rank, rank, rank])
+    gradients = [row.columns["grad"][MASK].tolist() for row in read_rows(folder, 7)]
+    assert gradients == [[rank] * 3 for rank in range(12)]
+
+
 def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
     folder = RunFolder(tmp_path)
     write_sampled(folder, ("000001.0", 0))

@@ -1,6 +1,7 @@
 """A resumed run uses the model that it started from, and no other."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,3 +85,21 @@ def test_every_teacher_is_downloaded_before_anything_starts(model):
         fetch_references(of_distillation(str(model), "/nobody/here"))
     unread = Run.of(composed("loss=cispo")).changed({"reference.path": "/nobody/here"})
     fetch_references(unread)
+
+
+@pytest.mark.parametrize("content", ["", "/models/half", None])
+def test_a_damaged_record_of_the_model_is_named(content, run_folder):
+    record = run_folder.path / "model.txt"
+    record.unlink() if content is None else record.write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.txt"):
+        model_of(run_folder, pytest.fail)
+
+
+def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_folder.set_model(model / "other", "123")
+    assert run_folder.model() == model

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import time
 from contextlib import nullcontext
 from threading import Timer
@@ -95,6 +96,14 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
     programs = {"rollouts": SLEEP, "trainer_rank0": ["false"]}
     with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
+
+
+def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(watched):
+    stops = [sys.executable, "-c", "breakpoint()"]
+    with pytest.raises(
+        RunFailed, match=r"breakpoint.. needs a terminal.*: trainer.debug=true runs"
+    ):
+        watched(*SUPERVISED, seconds=20.0, trainer_rank0=SLEEP, rollouts=stops)
 
 
 class AskedLater:
