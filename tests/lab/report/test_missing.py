@@ -7,6 +7,7 @@ from math import inf, isnan
 import numpy as np
 import pytest
 
+from benchmarks import verdicts
 from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.conclusion import basis, conclusion, ended_early, headline, what_is_visible
@@ -272,3 +273,9 @@ def test_many_arms_are_counted_and_the_best_is_named():
     longest = [replace(one, name=f"{'x' * 40}{i}") for i, one in enumerate(arms)]
     assert headline(compare(longest)).startswith("3 of 5 arms beat the baseline, best xxx")
     assert max(len(headline(compare(several))) for several in (arms, longest)) <= 120
+
+
+@pytest.mark.parametrize("case", verdicts.CASES)
+def test_few_simulated_sweeps_of_equal_arms_name_an_arm(case):
+    """The benchmark measures the rates; this only shows that it runs."""
+    assert sum(verdicts.judged(case, number)[0] for number in range(4)) <= 1
