@@ -26,6 +26,8 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             if one.num_unscored
         ]
         yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
+    if waiting := sum(not run.finished and not run.ended_early for run, _ in left_out):
+        yield f"{waiting} runs wait or still run: the p-values hold only when they have finished."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
