@@ -89,13 +89,7 @@ class Playground:
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
         sampler, buffer = build(run.sampler)(), build(run.buffer)()
-        credit = GroupCredit(
-            build(run.truncation),
-            build(run.reward)(),
-            build(run.advantage),
-            lambda _: env.reward_weights,
-            Learned.of(run).advantage_takes_turns,
-        )
+        credit = GroupCredit.of(run, lambda _: env.reward_weights)
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
         for first in range(0, _MOST_GROUPS, run.groups_per_step):

@@ -23,7 +23,7 @@ from envs.rewards import answers_of, final_text
 
 FIELDS = ("question", "answer", "said")
 _YES_OR_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"[-\u2212]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
 class JudgeError(RuntimeError):
@@ -103,7 +103,7 @@ class Judge:
             raise JudgeError(f"the judge must say {scale}, but said: {text.strip()[-200:]!r}")
         if self.max_score is None:
             return float(found[0].lower() == "yes")
-        points = float(found[0])
+        points = float(found[0].replace("\u2212", "-"))
         if not 0 <= points <= self.max_score:
             raise JudgeError(f"the judge must give {scale} points, but gave {points:g}")
         return points / self.max_score

@@ -16,6 +16,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a job that never started
     overrides: list[str]
     error: str | None = None  # the error of a failed job
+    grown: int = 0  # how often the sweep had grown when it got this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
@@ -24,8 +25,14 @@ def runs_at(path: Path) -> list[FoundRun]:
     if sweep.jobs.is_dir():
         jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
         folders = [RunFolder(Path(str(job.folder))) if job.folder else None for job in jobs]
-        described = [(list(map(str, job.overrides)), job.error) for job in jobs]
-        return [FoundRun(folder, *one) for folder, one in zip(folders, described, strict=True)]
+        described = [
+            (list(map(str, job.overrides)), None if job.error is None else str(job.error))
+            for job in jobs
+        ]
+        return [
+            FoundRun(folder, *one, job.grown if isinstance(job.grown, int) else 0)
+            for folder, one, job in zip(folders, described, jobs, strict=True)
+        ]
     below = sorted(path.iterdir()) if path.is_dir() else []
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
     runs = [RunFolder(folder.absolute()) for folder in folders]

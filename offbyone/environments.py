@@ -5,7 +5,6 @@ load("my_package.MyEnv", size=3)      a custom class with all its options
 """
 
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -13,8 +12,8 @@ from omegaconf import OmegaConf
 
 from envs.protocol import Environment
 from rl.config.build import build
+from rl.config.shipped import CONF
 
-CONF = Path(__file__).parents[1] / "conf"
 # Options to compose with: wiki-search.yaml refers to model.describe_tools of a model config.
 MODEL = ("model=hf", "model.path=unknown")
 

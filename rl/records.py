@@ -116,13 +116,17 @@ class Rollout:
 class Credit:
     """The reward and the advantages with which one rollout is trained.
 
-    Truncation sets `reward` and `trains`; rl/rollouts/credit.py adds the other fields.
+    Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
     reward: float | None  # reward after truncation and shaping; None: the baseline ignores it
     advantages: tuple[float, ...] = ()  # one advantage for all tokens, or one per turn
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
+    # Numbers that the advantage compared with the other rollouts' numbers at the same positions.
+    # None: `reward`, or `advantages` if there is one per turn. (): it compared nothing.
+    compared: tuple[float, ...] | None = None
+    is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0
 
 
 @dataclass(frozen=True, eq=False)

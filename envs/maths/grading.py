@@ -10,6 +10,7 @@ import re
 from fractions import Fraction
 
 from envs.options import check_at_least
+from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
@@ -17,7 +18,6 @@ CLOCK_PER_CPU = 20  # timeout of a comparison divided by its limit of processor 
 MAX_CHARS = 500  # A longer answer is compared as plain text.
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
-_IN_TEXT = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:/\d+)?")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 _MIXED = re.compile(r"([-+]?\d+) (\d+)/(\d+)")
 _BRACE = re.compile(r"\\[{}\\]|\\boxed\{|[{}]")
@@ -44,8 +44,8 @@ def final_answer(text: str) -> str | None:
     marked = marked_answer(text)
     if marked is not None:
         return marked
-    numbers = _IN_TEXT.findall(text)
-    return numbers[-1] if numbers else None
+    *_, last = [None, *NUMBER.finditer(text)]
+    return last and re.sub("[$€£]", "", last[0])
 
 
 def marked_answer(text: str) -> str | None:

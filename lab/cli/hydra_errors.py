@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.resume_rules import leaves
 from rl.config.schema import RENAMED, ConfigError
+from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 _WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
-CONF = Path(__file__).parents[2] / "conf"
 
 
 def explain(

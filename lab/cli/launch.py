@@ -27,18 +27,17 @@ from lab.cli.hydra_errors import explain
 from lab.sweeps.job import run_job
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
+from rl.config.shipped import CONF, SHIPPED
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
 from rl.runtime.stop_request import EXIT_UNSAVED, Stopped
 from rl.runtime.sweep_folder import sweep_of_this_process
-from rl.runtime.text import strip_escapes
-
-REPO = Path(__file__).parents[2]
+from rl.runtime.text import printable
 
 
 def _shipped(path: str) -> str:
-    """Return the path of a shipped file: `path` itself if it exists, else below the repository."""
-    return path if Path(path).exists() else str(REPO / path)
+    """Return the path of a shipped file: `path` itself if it exists, else the shipped one."""
+    return path if Path(path).exists() else str(SHIPPED / path)
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
@@ -202,6 +201,8 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
+    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # lab/cli/console.py
+        start = ["offbyone", typed[2]]
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
@@ -221,6 +222,20 @@ def options_first(arguments: list[str]) -> list[str]:
     return [*rest, *overrides]
 
 
+def own_folder(arguments: list[str]) -> list[str]:
+    """Return the arguments with the folder conf/ of the current folder as --config-dir.
+
+    If the user chose --config-dir, return it with the path of a shipped folder such as sweeps.
+    """
+    chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
+    if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
+        return [str(SHIPPED / chosen) if part == chosen else part for part in arguments]
+    here = Path("conf")
+    if chosen or not here.is_dir() or here.resolve() == CONF.resolve():
+        return arguments
+    return ["--config-dir", str(here), *arguments]
+
+
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
 
@@ -229,7 +244,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them
     sys.path.append(os.getcwd())  # import the user's modules from here, as `python -m` does
-    sys.argv[1:] = options_first(sys.argv[1:])
+    sys.argv[1:] = own_folder(options_first(sys.argv[1:]))
     try:
         main()
         sys.stdout.flush()
@@ -250,7 +265,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
 
 
 def _print_error(title: str, error: Exception) -> None:
-    print(f"{title}:\n{strip_escapes(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{title}:\n{printable(str(error))}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def exit_with(title: str, error: Exception, status: int) -> NoReturn:

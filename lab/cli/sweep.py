@@ -37,12 +37,16 @@ from rl.runtime.sweep_folder import (
     SweepFolder,
     identity,
 )
-from rl.runtime.text import relative_path
+from rl.runtime.text import key_of, relative_path, say
 
 # A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
 _DIR = "hydra.sweep.dir="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
+_UNFAIR = (
+    "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
+    "harder examples and its training reward says little: add evaluation=default"
+)
 Settings = dict[str, Any]
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
@@ -64,10 +68,12 @@ class SweepCheck(Callback):
             problems, settings = _problems_of(config, first, before.get(identity(first)))
             _add_problems(where, problems, same)
             checked += [(same, settings)] if settings else []
+        is_unfair = False
         with DryCall([settings for _, settings in checked]) as dry_call:
-            for number, (same, _) in enumerate(checked):
+            for number, (same, settings) in enumerate(checked):
                 try:
-                    dry_call.learned(number)
+                    evaluates = not settings["evaluation"]["_target_"].endswith(".NoEvaluation")
+                    is_unfair |= dry_call.learned(number).selects_examples and not evaluates
                 except ConfigError as error:
                     _add_problems(where, error.problems, same)
         if where:
@@ -76,6 +82,8 @@ class SweepCheck(Callback):
                 for problem, names in where.items()
             ]
             exit_with("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
+        if is_unfair and len(alike) > 1:
+            _print_text(_UNFAIR)
 
 
 def _add_problems(
@@ -129,11 +137,26 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
     return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
+def vary_seeds_last(config: DictConfig) -> None:
+    """Run the first seed of every arm before the second seed of any arm.
+
+    A sweep that is cut short can then still compare its arms.
+    """
+    sweeper, task = config.hydra.sweeper, config.hydra.overrides.task
+    if str(sweeper._target_).endswith(".BasicSweeper"):
+        lines = [*(f"{key}={value}" for key, value in (sweeper.params or {}).items()), *task]
+        with read_write(config), open_dict(config):
+            # Hydra varies the last override fastest. Its sweeper puts `params` before `task`.
+            sweeper.params = None
+            config.hydra.overrides.task = sorted(lines, key=lambda line: key_of(line) != "seed")
+
+
 class SweepStart(Callback):
     """Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Record the jobs and their slots, and print the command that resumes the sweep."""
+        vary_seeds_last(config)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
         if folder.exists() and not is_named:  # another sweep started in the same second
@@ -154,7 +177,7 @@ class SweepStart(Callback):
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start, empty if the sweeper chooses its jobs later.
-            "jobs": _job_numbers(sweep, jobs_of(config)),
+            "jobs": job_numbers(sweep, jobs_of(config)),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
@@ -174,11 +197,11 @@ class SweepStart(Callback):
         _RESOURCES.close()
 
 
-def _job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Return the recorded number of each job, and mark unfinished jobs as waiting."""
-    numbers = []
+    numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for job in jobs:
-        number, record = sweep.claim(job)
+        number, record = sweep.claim(job, grown=max(earlier, default=-1) + 1)
         numbers.append(number)
         if not is_done(record, record.max_steps or 0):
             record.state = WAITING
@@ -219,4 +242,4 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
 
 def _print_text(text: str) -> None:
     if text:
-        print(text, flush=True)  # noqa: T201
+        say(text)

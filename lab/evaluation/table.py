@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl.evaluation.summary import Summary, advice
+from rl.runtime.text import printable
 
 _LONGEST_CAUSE = 160  # maximum characters of the cause of an error
 
@@ -36,8 +37,8 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
 
 
 def _as_text(text: str, style: str = "") -> Text:
-    """Return `text` for rich, without lone surrogates because these cannot be printed."""
-    return Text(text.encode(errors="replace").decode(), style)
+    """Return `text` for rich, without the characters that a policy may have written to harm."""
+    return Text(printable(text), style)
 
 
 def _cells(summary: Summary) -> dict[str, str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from lab.evaluation.table import dash_for_nan
 from lab.prompts.outputs import PROMPT, Candidates
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import key_of, strip_escapes
+from rl.runtime.text import key_of, printable
 
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
@@ -47,7 +47,7 @@ def closing_lines(
         ]
         lines += [(f"  {line}", "") for line in commands(run_folder, overrides, choices, count)]
     for cause, times in failures.most_common(_MAX_CAUSES):
-        shown = strip_escapes(cause)[:_LONGEST_CAUSE]
+        shown = printable(cause)[:_LONGEST_CAUSE]
         lines.append((f"! {times} rollouts could not be scored: {shown}", "red"))
     lines.append((f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
     return Group(*(Text(text, style) for text, style in lines))

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lab.report.run import Run
+from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
+_MOST_CHARACTERS = 40  # longer names are cut in the middle
+_BARE = ("true", "false", "null", "none")  # values that say little without their key
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -16,11 +19,23 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
+    choices: tuple[tuple[str, str], ...] = ()  # the key and the value of each part of the name
 
     @property
     def finished(self) -> list[Run]:
         """The finished runs, which enter the comparison."""
         return [run for run in self.runs if run.finished]
+
+    @property
+    def ended_early(self) -> list[Run]:
+        """The runs that began and did not finish, except seeds of which another run finished."""
+        seeds = {run.seed for run in self.finished} - {None}
+        return [run for run in self.runs if run.ended_early and run.seed not in seeds]
+
+    @property
+    def num_looks(self) -> int:
+        """How often the number of runs was chosen: 1, plus 1 each time the sweep grew."""
+        return len({run.grown for run in self.runs})
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
@@ -32,10 +47,16 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             groups.append([run])
         else:
             group.append(run)
-    full = labels([group[0] for group in groups])
+    firsts = [group[0] for group in groups]
+    items = _distinguishing(firsts)
+    full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
+    choices = _choices(items) if len(set(full)) == len(full) else [()] * len(full)
+    names = _unique(
+        [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
+    )
     return [
-        Arm(label, name, tuple(group))
-        for label, name, group in zip(full, short_labels(full), groups, strict=True)
+        Arm(label, name, tuple(group), choice)
+        for label, name, group, choice in zip(_unique(full), names, groups, choices, strict=True)
     ]
 
 
@@ -56,36 +77,63 @@ def is_same_arm(one: Run, other: Run) -> bool:
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
 
-def labels(firsts: Sequence[Run]) -> list[str]:
-    """Return a unique label for each arm, given the first run of each arm.
+def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
+    """Return the overrides that not all arms have, given the first run of each arm.
 
-    A label lists the overrides that not all arms have. Arms with equal overrides are distinguished
-    by the settings that differ.
+    Arms with equal overrides are distinguished by the settings that differ.
     """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
-    names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]
-    texts = []
-    for name, run in zip(names, firsts, strict=True):
-        alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
-        keys = differing_keys(alike)[:_MAX_KEYS]  # empty if no other arm has this name
-        values = [f"{key}={run.config.get(key)}" for key in keys]
-        texts.append(" ".join([name, *values]).strip() or DEFAULTS)
+    items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
+    for its in items[:]:
+        alike = [index for index, other in enumerate(items) if other == its]
+        keys = differing_keys([firsts[index] for index in alike])[:_MAX_KEYS]
+        for index in alike if len(alike) > 1 else ():
+            values = [printable(f"{key}={firsts[index].config.get(key)}") for key in keys]
+            items[index] = [*its, *values]
+    return items
+
+
+def _choices(items: Sequence[Sequence[str]]) -> list[tuple[tuple[str, str], ...]]:
+    """Return the last word of each key with its value, or nothing if the arms' keys differ."""
+    parts = [[item.partition("=") for item in of_arm] for of_arm in items]
+    keys = [[key for key, _, value in of_arm if value] for of_arm in parts]
+    if any(its != keys[0] or len(its) < len(arm) for its, arm in zip(keys, parts, strict=True)):
+        return [()] * len(parts)
+    ends = [key.rpartition(".")[2] for key in keys[0]] if keys else []
+    heads = ends if len(set(ends)) == len(ends) else keys[0]
     return [
-        f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
-        for index, text in enumerate(texts)
+        tuple((head, value) for head, (_, _, value) in zip(heads, of_arm, strict=True))
+        for of_arm in parts
     ]
 
 
-def short_labels(full: Sequence[str]) -> list[str]:
-    """Return the labels without their key if all keys are equal: cispo for loss=cispo."""
-    parts = [label.partition("=") for label in full]
-    if len({key for key, _, _ in parts}) > 1 or not all(value for _, _, value in parts):
-        return list(full)
-    if any(" " in label for label in full):
-        return list(full)
-    # Keep the end of the key if a value is a number: lr=1e-6 for optimizer.lr=1e-6.
-    plain = all(value[0].isalpha() for _, _, value in parts)
-    return [value if plain else f"{key.rpartition('.')[2]}={value}" for key, _, value in parts]
+def _names(choices: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
+    """Return the values of each arm, with their keys where a value says little alone."""
+    columns = zip(*choices, strict=True)
+    clear = [all(v[0].isalpha() and v not in _BARE for _, v in column) for column in columns]
+    return [
+        " ".join(
+            value if is_clear else f"{key}={value}"
+            for is_clear, (key, value) in zip(clear, of_arm, strict=True)
+        )
+        for of_arm in choices
+    ]
+
+
+def _cut(name: str) -> str:
+    """Return the name without its middle if it is long."""
+    if len(name) <= _MOST_CHARACTERS:
+        return name
+    half = _MOST_CHARACTERS // 2
+    return f"{name[:half]}…{name[1 - half :]}"
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number after each name that occurs several times."""
+    return [
+        f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:

@@ -29,7 +29,7 @@ class Learned:
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether rollouts of any length weigh the same
     truncation_lowers_rewards: bool  # whether a reward of 0 may become negative
-    truncation_changes_rewards: bool
+    selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
 
     @staticmethod
     def of(run: Run) -> "Learned":

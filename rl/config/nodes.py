@@ -151,6 +151,7 @@ class TrainerSettings:
     max_grad_norm: PositiveFloat
     gradient_checkpointing: bool
     compile: bool
+    share_prefixes: bool
     num_threads: PositiveInt | None
     checkpoint_every: NonNegativeInt
     keep_checkpoints: PositiveInt

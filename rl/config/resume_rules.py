@@ -14,10 +14,11 @@ from typing import Any
 import yaml
 
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.config.shipped import SHIPPED
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 
 Config = Mapping[str, Any]
-ROOT = Path(__file__).parents[2]
 _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
@@ -75,8 +76,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 def changes(config: Config, saved: Path) -> Iterator[str]:
     """Yield each change of an option since `saved` that would make this run another experiment."""
     try:
-        before = yaml.safe_load(saved.read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+        before = load_yaml(RunFolder(saved.parent).read(saved))
+    except (OSError, yaml.YAMLError):
         before = None
     if not isinstance(before, dict) or not before:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
@@ -122,7 +123,7 @@ def _comparable(value: Any) -> Any:
     A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
     """
     if isinstance(value, str) and "/" in value and "\n" not in value:
-        for path in (Path(value), ROOT / value):
+        for path in (Path(value), SHIPPED / value):
             with suppress(OSError):  # the operating system rejects the text as a path
                 if path.exists():
                     return path.resolve()

@@ -63,13 +63,6 @@ def batches(config: Config) -> Iterator[str]:
         )
     if batch < ranks:
         yield f"batch_size={batch} is below trainer.ranks={ranks}: use at most {batch} ranks"
-    sampler = config["sampler"]["_target_"]
-    equal = sampler if is_imitator(sampler) else "group_size=1" if group == 1 else None
-    if equal and (value_of(config, "buffer.min_spread") or 0) > 0:
-        yield (
-            f"{equal} makes all rewards of a group equal, so the buffer would reject every group: "
-            "use buffer=fifo or buffer.min_spread=0"
-        )
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:

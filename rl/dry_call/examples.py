@@ -15,7 +15,7 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import BadResult, Report
+from rl.dry_call.report import BadResult, Report, unwrapped
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group
 from rl.rollouts.buffer import FifoBuffer
@@ -102,6 +102,15 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
         order.metrics()
         another.load(_json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
+
+
+def select_by_rewards(order: Any, buffer: Any) -> bool:
+    """Return whether the order observes groups, or the buffer decides itself which to accept."""
+    orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
+    return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
+        getattr(buffers, name, None) is not getattr(FifoBuffer, name)
+        for name in ("add", "why_useless")
+    )
 
 
 def first_examples(report: Report, node: Any) -> list[Pool]:

@@ -59,6 +59,7 @@ def learn(config: Config) -> Learned:
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
     if pools := examples.first_examples(report, config["env"]):
         examples.check_order(report, config["order"], pools)
+    facts["selects_examples"] = examples.select_by_rewards(config["order"], config["buffer"])
     examples.check_methods(report, unwrapped(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)

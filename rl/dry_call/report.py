@@ -18,6 +18,7 @@ class Report:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.metric_names: set[str] = set()  # names of the metrics that components returned
 
     @contextmanager
     def calling(

@@ -139,7 +139,7 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return whether a truncation lowers or changes rewards; also dry-call the reward shaping."""
+    """Return whether a truncation makes rewards negative; also dry-call the reward shaping."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),
@@ -166,8 +166,5 @@ def check_truncation(
             truncation, shaping, lambda rewards: [0.0] * len(rewards), lambda _: {"reward": 1.0}
         )
         crediting(example, rollouts)
-    rewards = [(r.reward, c.reward) for r, c in pairs if None not in (r.reward, c.reward)]
-    return {
-        "truncation_lowers_rewards": any(after < 0 for _, after in rewards if after is not None),
-        "truncation_changes_rewards": any(before != after for before, after in rewards),
-    }
+    rewards = [c.reward for r, c in pairs if r.reward is not None and c.reward is not None]
+    return {"truncation_lowers_rewards": any(after < 0 for after in rewards)}

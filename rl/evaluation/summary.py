@@ -6,7 +6,7 @@ metrics of training batches use the same functions (rl/rollouts/batch_metrics.py
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from envs.episode import Example
@@ -152,12 +152,21 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each named reward over the rollouts that have this reward."""
+    """Return the mean of each named reward, as in `finite_means`."""
+    return finite_means([pair for rollout in rollouts for pair in rollout.rewards.items()])
+
+
+def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the mean of the finite values of each name.
+
+    If a name has NaN or infinite values, `<name>/nonfinite` is their number.
+    """
     named: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, value in rollout.rewards.items():
-            named[name].append(value)
-    return {name: average(values) for name, values in named.items()}
+    for name, value in pairs:
+        named[name].append(value)
+    means = {name: average([*filter(math.isfinite, vs)]) for name, vs in named.items()}
+    lost = {name: sum(not math.isfinite(v) for v in vs) for name, vs in named.items()}
+    return means | {f"{name}/nonfinite": float(count) for name, count in lost.items() if count}
 
 
 def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -12,16 +12,40 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
+# The classes in DeepSpeed's files besides tensors, numbers, texts and collections.
+_STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+class _TensorFiles(TorchCheckpointEngine):
+    """The reader and writer of a checkpoint's files, which runs no code of a file."""
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Return the state in a file. Raise ValueError if it holds another class or function."""
+        try:
+            with safe_globals(_STATE_CLASSES):
+                return torch.load(path, map_location=map_location, weights_only=True)
+        except UnpicklingError as error:
+            # PyTorch's own advice is to allow the class, which is wrong for a foreign file.
+            raise ValueError(
+                f"{path} is not loaded, because it is damaged or holds more than tensors. A "
+                "checkpoint from another person or an older DeepSpeed can do this: start a new run"
+            ) from error
 
 
 def start_engine(
@@ -55,6 +79,8 @@ def start_engine(
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
+    # DeepSpeed's own reader runs any code that a file contains.
+    engine.checkpoint_engine = _TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
         # In stage 0 autograd sums the gradients of the micro-batches, in grad_dtype. The step needs

@@ -23,8 +23,10 @@ from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_json
 
 _STATE = "learner.json"
 
@@ -36,6 +38,8 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     name = run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
+    if run.trainer.share_prefixes:
+        share_prefixes(model)
     if run.trainer.gradient_checkpointing:
         recompute_layers(model)
     if run.trainer.compile:
@@ -59,8 +63,10 @@ class Learner:
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
+        model = load_trained(run, self._model)
+        self.shares_prefixes = shares_prefixes(model)  # whether batches should be planned for it
         self.policy = Policy(
-            load_trained(run, self._model),
+            model,
             build(run.optim)(),
             ranks,
             deepspeed_config=run.deepspeed,
@@ -100,6 +106,7 @@ class Learner:
             vocabulary=self.policy.vocabulary,
             reads_candidates=Learned.of(self._run).compares_distributions,
             head_dtype=self._head_dtype,
+            share_prefixes=self._settings.share_prefixes,
         )
         return build(self._run.reference)().start(setting)
 
@@ -154,4 +161,4 @@ class Learner:
         """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
-        self._beta = json.loads((folder / _STATE).read_text())["beta"]
+        self._beta = load_json((folder / _STATE).read_bytes())["beta"]

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rl.learner.collectives import gathered_bytes
+
 _SCHEME = "listening"
 
 
@@ -66,9 +68,7 @@ class Ranks:
         """Return rank 0's `word` on every rank. Collective."""
         if self.world == 1:
             return word
-        words = [word]
-        dist.broadcast_object_list(words, src=0)
-        return words[0]
+        return gathered_bytes(word.encode())[0].decode()
 
     def sum(self, value: float) -> float:
         """Return the sum of `value` over all ranks. Collective."""

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-_LONGEST = 512  # tokens; for longer rows the half-precision kernel is faster
+FLOAT32_LONGEST = 512  # tokens; for longer rows the half-precision kernel is faster
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:
@@ -38,7 +38,7 @@ def _compute_attention(
 
     Queries, keys and values are [B, heads, T, head size].
     """
-    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > _LONGEST:
+    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_LONGEST:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
     attended, _ = sdpa_attention_forward(
         module, query.float(), key.float(), value.float(), *args, **kwargs

@@ -16,7 +16,6 @@ from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
 from rl.config.facts import sees_hint
-from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
@@ -116,13 +115,7 @@ async def main(run_folder: RunFolder) -> None:
         dispatcher = Dispatcher(
             play_group=play_group,
             order=order,
-            credit=GroupCredit(
-                build(run.truncation),
-                build(run.reward)(),
-                build(run.advantage),
-                lambda example: env.environment_of(example).reward_weights,
-                Learned.of(run).advantage_takes_turns,
-            ),
+            credit=GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights),
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,

@@ -92,7 +92,7 @@ class RolloutService:
             # step behind, because every update synchronises the ranks, so the previous plan can be
             # dropped.
             if call.step not in self._plans:
-                self._plans = {call.step: asyncio.create_task(self._plan(call.step))}
+                self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
             if self._replicas:
@@ -107,7 +107,8 @@ class RolloutService:
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
 
-    async def _plan(self, step: int) -> list[RankBatch]:
+    async def _plan(self, call: Call) -> list[RankBatch]:
+        step = call.step
         groups = await self._dispatcher.batch(step)
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
@@ -135,6 +136,7 @@ class RolloutService:
             ranks=trainer.ranks or 1,
             tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
+            shares_prefixes=call.shares_prefixes,
         )
         await recording  # the file must exist before the step is trained
         record_ids = self._record.ids(groups, recorded)

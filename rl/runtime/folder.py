@@ -1,12 +1,12 @@
 """The paths of all files of a run. No other module contains these file names."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, remove, write_whole
+from rl.runtime.given_files import inside, load_json
 from rl.runtime.private_folder import PrivateFolder
 
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
@@ -69,6 +69,10 @@ class RunFolder:
         kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
+    def read(self, path: Path) -> bytes:
+        """Return the content of a regular file in this folder. Raise OSError for other paths."""
+        return inside(path, self.path).read_bytes()
+
     @property
     def private(self) -> PrivateFolder:
         """The folder with sockets, keys and temporary files."""
@@ -128,7 +132,7 @@ class RunFolder:
         return self._model_lines()[1]
 
     def _model_lines(self) -> list[str]:
-        lines = self._model.read_text().split("\n")
+        lines = self.read(self._model).decode().split("\n")
         if len(lines) < 2:
             raise ValueError(f"{self._model} is damaged: restore it, or start a new run")
         return lines
@@ -181,7 +185,7 @@ class RunFolder:
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = json.loads(self.state_of(complete[-1]).read_text())
+        state = load_json(self.read(self.state_of(complete[-1])))
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
 
 

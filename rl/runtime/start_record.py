@@ -8,22 +8,17 @@ from typing import Any
 import yaml
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import read_metrics, steps_done
-from rl.runtime.text import key_of
+from rl.runtime.text import key_of, printable
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
-
-
-def load_yaml(content: bytes) -> Any:
-    """Parse the content of a YAML file. Raise yaml.YAMLError if it is invalid."""
-    return yaml.load(content, Loader=_YAML)
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
     """Read overrides.yaml; return an empty dictionary if the file is missing or broken."""
     try:
-        content = load_yaml(folder.overrides.read_bytes())
+        content = load_yaml(folder.read(folder.overrides))
     except (OSError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {"overrides": content}
@@ -31,7 +26,8 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
 
 def read_overrides(folder: RunFolder) -> list[str]:
     """Return the run's command-line overrides as `key=value` strings."""
-    return [str(item) for item in read_record(folder).get("overrides") or []]
+    items = read_record(folder).get("overrides")
+    return [printable(str(item)) for item in items] if isinstance(items, list) else []
 
 
 def resume_command(folder: RunFolder) -> str:

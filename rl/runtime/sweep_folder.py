@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, write_whole
+from rl.runtime.given_files import inside, load_json
 from rl.runtime.text import key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
@@ -38,6 +39,7 @@ class JobRecord:
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
+    grown: int = 0  # how often the sweep had grown when it got this job
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class SweepFolder:
     def read_info(self) -> dict[str, Any]:
         """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
-            content = json.loads(self.info.read_text())
+            content = load_json(inside(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}
         return {}
 
@@ -73,18 +75,18 @@ class SweepFolder:
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                content = json.loads(path.read_text())
+                content = load_json(inside(path, self.path).read_bytes())
                 kept = {key: value for key, value in content.items() if key in known}
                 records[int(path.stem)] = JobRecord(**kept)
         return records
 
-    def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
+    def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
         """Return the job with these overrides: its number and its record, created if missing."""
         records = self.records()
         for number, record in records.items():
             if identity(record.overrides) == identity(overrides):
                 return number, record
-        record = JobRecord(list(overrides))
+        record = JobRecord(list(overrides), grown=grown)
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
         for number in count(max(records, default=-1) + 1):

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import inside
 
 log = logging.getLogger(__name__)
 
@@ -115,10 +116,10 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
     trained = {
         (line.pop("id"), line.pop("row")): (path, line)
         for path in sorted(paths)
-        for line in _lines(path, id)
+        for line in _lines(run_folder, path, id)
     }
     rows = []
-    for sampled in _lines(run_folder.tokens_of(step, "rollouts"), id):
+    for sampled in _lines(run_folder, run_folder.tokens_of(step, "rollouts"), id):
         key = sampled.pop("id"), sampled.pop("row")
         path, columns = trained.get(key, (None, {}))
         mask, by_token = sampled["mask"], {}
@@ -134,13 +135,16 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
     return rows
 
 
-def _lines(path: Path, id: str | None) -> list[dict[str, Any]]:
+def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
     """Read a token file, with lists as arrays; return no lines if the file does not exist."""
     from pyarrow import parquet
 
-    if not path.exists():
+    try:
+        table = parquet.read_table(
+            inside(path, run_folder.path), filters=[("id", "=", id)] if id else None
+        )
+    except FileNotFoundError:
         return []
-    table = parquet.read_table(path, filters=[("id", "=", id)] if id else None)
     columns = {
         _RENAMED.get(name, name): table[name].to_pylist()
         if name in ("id", "row")

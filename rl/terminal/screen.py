@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console, RenderableType
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import (
     MetricsTail,
     Row,
@@ -21,7 +22,7 @@ from rl.runtime.metrics import (
     steps_done,
     total_seconds,
 )
-from rl.runtime.start_record import load_yaml, resume_command
+from rl.runtime.start_record import resume_command
 from rl.runtime.status import read_statuses
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.warning_lines import WarningTail
@@ -181,7 +182,7 @@ def final_summary(folder: RunFolder) -> str:
 
 def _is_finished(folder: RunFolder, rows: list[Row]) -> bool:
     try:
-        config = load_yaml(folder.config.read_bytes())
+        config = load_yaml(folder.read(folder.config))
         reached = is_fulfilled(config.get("stop_when"), rows)
         return steps_done(rows) >= config["max_steps"] or reached
     except (OSError, yaml.YAMLError, TypeError, KeyError):

@@ -75,7 +75,11 @@ class TrainingRun:
         for step in range(self.start, self.run.max_steps):
             with watch.phase("wait", f"waiting for batch {step}"):
                 try:
-                    batch = rollouts.next_batch(step, self.settings.wait_timeout)
+                    batch = rollouts.next_batch(
+                        step,
+                        self.settings.wait_timeout,
+                        shares_prefixes=self.learner.shares_prefixes,
+                    )
                 except NoMoreBatches as end:
                     self._end_early(step, end, rollouts)
                     return

@@ -84,6 +84,7 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
         ("good", 10.0, "must say 0 to 10, but said: 'good'"),
         ("11", 10.0, "must give 0 to 10 points, but gave 11"),
         ("-1", 10.0, "must give 0 to 10 points, but gave -1"),
+        ("\u22121", 10.0, "must give 0 to 10 points, but gave -1"),
     ],
 )
 async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):

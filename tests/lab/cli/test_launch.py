@@ -247,6 +247,16 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     assert "- seed=-1, but it must be >= 0 (2 of 6 runs, first: loss=gspo agg" in result.stderr
 
 
+def test_a_sweep_whose_arms_play_other_examples_is_told_to_evaluate(tmp_path: Path) -> None:
+    # The launcher is refused after the check, so nothing starts.
+    launcher = ["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=99999"]
+    for more, number in ((["order=difficulty"], 1), (["order=shuffled"], 0)):
+        overrides = ["loss=cispo,grpo", "evaluation=none", *more, *launcher]
+        result = train("--multirun", *overrides, output_dir=tmp_path)
+        assert "this machine has" in result.stderr
+        assert result.stdout.count("warning: an order or a buffer chooses examples") == number
+
+
 def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "x")
     sweep.path.mkdir()

@@ -13,7 +13,7 @@ from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
-from rl.dry_call.examples import _EXAMPLES_CACHE
+from rl.dry_call.examples import _EXAMPLES_CACHE, select_by_rewards
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
@@ -194,6 +194,38 @@ def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
     assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
+    learner = [path.read_text() for path in (REPO / "rl" / "learner").glob("*.py")]
+    by_token = {name for text in learner for name in re.findall(r'metrics\["(\w+)"\]', text)}
+    assert by_token | {"entropy", "kl_to_rollout", "value_loss"} <= RUN_METRICS
+
+
+def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> None:
+    config = changed(
+        own(
+            "loss",
+            f"{HEAD}def mine(tokens):\n    return TokenLoss(-tokens.advantages * "
+            "tokens.logprobs * tokens.anchor.exp(), {'correction_truncated': tokens.logprobs})\n",
+        ),
+        {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
+    )
+    assert "a metric 'correction_truncated', a name that another component uses" in the_problem(
+        config
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("reward", "tokens"), "a metric 'reward' and 'tokens', a name that the run uses itself"),
+        (("entropy",), "a metric 'entropy', a name that"),
+        (("grad_norm", "mine"), "a metric 'grad_norm', a name that"),
+        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', a name that"),
+    ],
+)
+def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
+    metrics = ", ".join(f"{name!r}: tokens.logprobs" for name in names)
+    body = f"return TokenLoss(-tokens.logprobs, {{{metrics}}})"
+    assert said in the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
 
 
 ONE = "def mine(rewards):\n    return "
@@ -318,7 +350,6 @@ FACTS = {
     "correction": {"correction_is_neutral": {"none"}},
     "truncation": {
         "truncation_lowers_rewards": {"penalty"},
-        "truncation_changes_rewards": {"penalty", "zero_reward", "mask_zero"},
     },
     "loss": {"loss_weighs_sequences": {"gspo", "sapo"}, "loss_corrects": {"decoupled_ppo"}},
 }
@@ -464,3 +495,18 @@ def test_an_installed_package_is_a_library_in_every_folder(
     assert is_library(str(package / "a.py")) == is_installed
     assert is_library(json.__file__)
     assert not is_library(str(REPO / "losses" / "cispo.py"))
+
+
+@pytest.mark.parametrize(
+    ("order", "buffer", "expected"),
+    [
+        ("shuffled", "fifo", False),
+        ("sequential", "fifo", False),
+        ("difficulty", "fifo", True),
+        ("shuffled", "difficulty", True),
+    ],
+)
+def test_an_order_that_observes_and_a_buffer_that_rejects_select_examples(order, buffer, expected):
+    config = composed(f"order={order}", f"buffer={buffer}")
+    assert select_by_rewards(config["order"], config["buffer"]) == expected
+    assert learn(config).selects_examples == expected
