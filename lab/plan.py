@@ -8,6 +8,7 @@ from typing import Any
 from rl.config.build import build
 from rl.config.nodes import ModelNode
 from rl.config.schema import as_config_error
+from rl.config.shipped import SHIPPED
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
 from rl.model.shape import GIB, Shape, shape, shape_of
@@ -15,7 +16,7 @@ from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve
 
 # Sizes in config.json of the models in conf/model, so that their plan needs no hub.
-_SIZES = Path(__file__).parents[1] / "models" / "sizes.json"
+_SIZES = SHIPPED / "models" / "sizes.json"
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (

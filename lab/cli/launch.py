@@ -22,6 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from lab.cli.help import explained_keys
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.sweeps.job import run_job
 from rl.config.positions import positions_of
@@ -49,6 +50,7 @@ def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
 
 
 OmegaConf.register_new_resolver("shipped", _shipped_path, replace=True)
+OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED

@@ -151,7 +151,8 @@ def _file_stamp(file: str) -> list[int]:
 
 def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
     """Return the cached answer if none of its source files has changed, else None."""
-    with suppress(OSError, ValueError, KeyError):
+    # TypeError: the answer of another version of offbyone has other keys.
+    with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(_cache_file(config).read_text())
         if all(_file_stamp(file) == then for file, then in kept["files"].items()):
             Learned.from_settings(kept["learned"])

@@ -162,10 +162,12 @@ class Child:
         """Start the process and append its output to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            streams = (None,) * 3 if self._in_terminal else (subprocess.DEVNULL, log, log)
+            stdin, output = (None, None) if self._in_terminal else (subprocess.DEVNULL, log)
             self._process = subprocess.Popen(
                 self.command,
-                **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)),
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
                 env={**os.environ, **self.env},
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),

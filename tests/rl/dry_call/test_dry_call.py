@@ -478,6 +478,11 @@ def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(
     next(cache.iterdir()).write_text("{")
     list(map(Path.unlink, list(cache.iterdir())[1:]))
     assert starts(config)
+    kept = _cache_file(_inputs(config))
+    of_another_version = json.loads(kept.read_text())
+    of_another_version["learned"]["loss_is_new"] = True
+    kept.write_text(json.dumps(of_another_version))
+    assert starts(config)
 
 
 def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(

@@ -57,6 +57,24 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
 
 
+def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):
+    reading, writing = os.pipe()
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    os.write(writing, b"42\n")
+    command, log = ["sh", "-c", "read line; echo read $line; echo err >&2"], tmp_path / "log"
+    try:
+        with Child("child", command, log=log, reaper=reaper, in_terminal=True) as child:
+            assert wait_until(lambda: child.returncode == 0)
+            assert child.group != os.getpgrp()
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (before, reading, writing):
+            os.close(descriptor)
+    assert capfd.readouterr() == ("read 42\n", "err\n")
+    assert log.read_text() == ""
+
+
 def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path):
     child = Child("short", ["true"], log=tmp_path / "log", reaper=reaper)
     child.end()
