@@ -73,6 +73,11 @@ class TrainingRow(SampledColumns):
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
 
     @property
+    def length(self) -> int:
+        """The number of tokens of the row, prompt included."""
+        return len(self.token_ids)
+
+    @property
     def num_completion(self) -> int:
         """The number of completion tokens in the row."""
         return int(self.completion_mask.sum())

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
+from rl.rollouts.packing import pack
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Function from (completion length of each rollout, its group) to its weight per token.
@@ -30,11 +31,6 @@ class WeightedRow(TrainingRow, PlannedColumns):
     first_position: int = 0  # completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
     env: str = ""  # name of the environment that the rollout played
-
-    @property
-    def length(self) -> int:
-        """The number of tokens of the row, prompt included."""
-        return len(self.token_ids)
 
     @property
     def has_advantage(self) -> bool:
@@ -155,105 +151,22 @@ def plan(
     gradient there, and a micro-batch without gradients needs no backward pass
     (rl/learner/policy.py).
 
-    `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once, so
-    only distinct tokens count, and rows with equal beginnings stay together.
+    `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
+    (rl/rollouts/packing.py).
     """
-    ordered = sorted(rows, key=_by_token_ids if shares_prefixes else lambda row: -row.length)
-    assign, pack = (_cut, _pack_shared) if shares_prefixes else (_assign_to_ranks, _pack)
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for has_advantage in (True, False):
-        kind = [row for row in ordered if row.has_advantage is has_advantage]
+        kind = [row for row in rows if row.has_advantage is has_advantage]
         # The second kind of rows balances the ranks' tokens, because both kinds share `loads`.
-        packed = [pack(share, tokens_per_micro_batch) for share in assign(kind, loads)]
-        count = max(len(bins) for bins in packed)
+        packed = pack(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
         for bins, stacked in zip(packed, micro_batches, strict=True):
-            _split_to_count(bins, count)
             stacked += map(_pad, bins)
     return [
         # If the batch has no rows, each rank gets one masked micro-batch, so that the step runs.
         RankBatch(step=step, micro_batches=tuple(stacked or [_pad([])]), metrics=metrics)
         for stacked in micro_batches
     ]
-
-
-def _assign_to_ranks(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
-    """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
-    shares: list[list[WeightedRow]] = [[] for _ in loads]
-    for row in rows:
-        lightest = loads.index(min(loads))
-        shares[lightest].append(row)
-        loads[lightest] += row.length
-    return shares
-
-
-def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
-    """Return micro-batches of rows with similar lengths, so that there is little padding."""
-    bins: list[list[WeightedRow]] = []
-    for row in rows:
-        # Rows are sorted by length, so the first row of a micro-batch sets its width.
-        if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
-            bins[-1].append(row)
-        else:
-            bins.append([row])
-    return bins
-
-
-def _by_token_ids(row: WeightedRow) -> bytes:
-    """Return a sort key that puts rows with equal beginnings next to each other."""
-    return row.token_ids.astype(">u4").tobytes()
-
-
-def _num_equal(one: WeightedRow, other: WeightedRow) -> int:
-    """Return the number of equal tokens at the beginning of two rows."""
-    length = min(one.length, other.length)
-    differs = one.token_ids[:length] != other.token_ids[:length]
-    return int(differs.argmax()) if differs.any() else length
-
-
-def _cut(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
-    """Cut sorted rows into a stretch for each rank, balanced by distinct tokens; add to `loads`."""
-    shares: list[list[WeightedRow]] = [[] for _ in loads]
-    equal = [0, *map(_num_equal, rows, rows[1:])]
-    counts = [row.length - number for row, number in zip(rows, equal, strict=False)]
-    target, rank = (sum(loads) + sum(counts)) / len(loads), 0
-    for row, count in zip(rows, counts, strict=True):
-        while rank + 1 < len(loads) and loads[rank] + count / 2 > target:
-            rank += 1
-        shares[rank].append(row)
-        loads[rank] += count
-    return shares
-
-
-def _pack_shared(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
-    """Return micro-batches of rows that are sorted by their token ids."""
-    bins: list[list[WeightedRow]] = []
-    cost = 0.0
-    for row in rows:
-        equal = _num_equal(bins[-1][-1], row) if bins else 0
-        new = row.length - equal
-        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
-        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
-        copied = new if bins and equal == bins[-1][-1].length else row.length
-        if bins and cost + new + copied / 4 <= budget:
-            bins[-1].append(row)
-            cost += new + copied / 4
-        else:
-            bins.append([row])
-            cost = 1.25 * row.length
-    return bins
-
-
-def _split_to_count(bins: list[list[WeightedRow]], count: int) -> None:
-    """Halve the largest micro-batches until `bins` has length `count`, or append empty ones."""
-    while len(bins) < count:
-        fullest = max(bins, key=len, default=[])
-        if len(fullest) < 2:
-            bins.append([])
-            continue
-        half = len(fullest) // 2
-        bins.append(fullest[half:])
-        del fullest[half:]
 
 
 def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:

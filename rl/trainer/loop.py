@@ -9,14 +9,12 @@ process decides how far sampling may run ahead.
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.config.signatures import did_you_mean
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
@@ -25,9 +23,9 @@ from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
-from rl.runtime.stop_when import StopWhen
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
+from rl.trainer.early_stop import reason_to_end
 from rl.trainer.profiler import started_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
@@ -98,7 +96,7 @@ class TrainingRun:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
-            if end := self._end_after(step, line) if delivered else STOPPED:
+            if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
             # Save after the metrics line, because a resumed run does not write that line again. The
@@ -200,20 +198,6 @@ class TrainingRun:
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor repeats this status at the end
-
-    def _end_after(self, step: int, line: Mapping[str, Any]) -> str:
-        """Return why stop_when ends the run after this step, "" if it does not. Collective.
-
-        Raise RunFailed if the first line of metrics lacks the metric, which may be misspelt.
-        """
-        if self.run.stop_when is None or step + 1 == self.run.max_steps:
-            return ""
-        condition = StopWhen.of(self.run.stop_when)
-        if step == 0 and self.ranks.first and condition.metric not in line:
-            hint = did_you_mean(condition.metric, line) or ": metrics.jsonl shows all metrics"
-            raise RunFailed(f"stop_when reads {condition.metric}, which is not recorded{hint}")
-        is_reached = self.ranks.any(self.ranks.first and condition.holds(line))
-        return f"stop_when={self.run.stop_when} is fulfilled" if is_reached else ""
 
     def _finish(self, status: str) -> None:
         if self.profiler:

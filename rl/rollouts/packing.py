@@ -1,0 +1,116 @@
+"""Distributes rows over the ranks and packs them into micro-batches.
+
+Without shared prefixes, a micro-batch holds rows of similar length, so that there is little
+padding, and its tokens are counted with padding. With shared prefixes (docs/architecture.md), the
+trainer computes equal beginnings of the rows of a micro-batch once. So only distinct tokens count,
+and rows with equal beginnings stay together.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from rl.records import TrainingRow
+
+Row = TypeVar("Row", bound=TrainingRow)
+
+
+def pack(
+    rows: Sequence[Row], loads: list[int], budget: int, *, shares_prefixes: bool
+) -> list[list[list[Row]]]:
+    """Return the micro-batches of each rank, the same number for every rank.
+
+    Args:
+        rows: the rows to distribute.
+        loads: tokens that each rank already has. The tokens of `rows` are added.
+        budget: maximum number of tokens in a micro-batch of several rows.
+        shares_prefixes: whether the trainer computes equal beginnings once.
+    """
+    if shares_prefixes:
+        shares = _cut_for_ranks(sorted(rows, key=_by_token_ids), loads)
+        packed = [_pack_by_prefix(share, budget) for share in shares]
+    else:
+        shares = _assign_to_ranks(sorted(rows, key=lambda row: -row.length), loads)
+        packed = [_pack_by_length(share, budget) for share in shares]
+    count = max(len(bins) for bins in packed)
+    for bins in packed:
+        _split_to_count(bins, count)
+    return packed
+
+
+def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
+    """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
+    shares: list[list[Row]] = [[] for _ in loads]
+    for row in rows:
+        lightest = loads.index(min(loads))
+        shares[lightest].append(row)
+        loads[lightest] += row.length
+    return shares
+
+
+def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
+    """Return micro-batches of rows with similar lengths, so that there is little padding."""
+    bins: list[list[Row]] = []
+    for row in rows:
+        # Rows are sorted by length, so the first row of a micro-batch sets its width.
+        if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
+            bins[-1].append(row)
+        else:
+            bins.append([row])
+    return bins
+
+
+def _by_token_ids(row: Row) -> bytes:
+    """Return a sort key that puts rows with equal beginnings next to each other."""
+    return row.token_ids.astype(">u4").tobytes()
+
+
+def _num_equal(one: Row, other: Row) -> int:
+    """Return the number of equal tokens at the beginning of two rows."""
+    length = min(one.length, other.length)
+    differs = one.token_ids[:length] != other.token_ids[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
+    """Cut sorted rows into a stretch for each rank, balanced by distinct tokens; add to `loads`."""
+    shares: list[list[Row]] = [[] for _ in loads]
+    equal = [0, *map(_num_equal, rows, rows[1:])]
+    counts = [row.length - number for row, number in zip(rows, equal, strict=False)]
+    target, rank = (sum(loads) + sum(counts)) / len(loads), 0
+    for row, count in zip(rows, counts, strict=True):
+        while rank + 1 < len(loads) and loads[rank] + count / 2 > target:
+            rank += 1
+        shares[rank].append(row)
+        loads[rank] += count
+    return shares
+
+
+def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
+    """Return micro-batches of rows that are sorted by their token ids."""
+    bins: list[list[Row]] = []
+    cost = 0.0
+    for row in rows:
+        equal = _num_equal(bins[-1][-1], row) if bins else 0
+        new = row.length - equal
+        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
+        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
+        copied = new if bins and equal == bins[-1][-1].length else row.length
+        if bins and cost + new + copied / 4 <= budget:
+            bins[-1].append(row)
+            cost += new + copied / 4
+        else:
+            bins.append([row])
+            cost = 1.25 * row.length
+    return bins
+
+
+def _split_to_count(bins: list[list[Row]], count: int) -> None:
+    """Halve the largest micro-batches until `bins` has length `count`, or append empty ones."""
+    while len(bins) < count:
+        fullest = max(bins, key=len, default=[])
+        if len(fullest) < 2:
+            bins.append([])
+            continue
+        half = len(fullest) // 2
+        bins.append(fullest[half:])
+        del fullest[half:]
