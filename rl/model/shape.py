@@ -44,12 +44,20 @@ class Shape:
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return the input and output width of each matrix of a layer, by Llama's module names."""
-        return {
+        """Return the widths (input, output) of a layer's matrices that an adapter may change.
+
+        The names are those of Llama's modules. Experts are left out (rl/model/lora.py).
+        """
+        attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
             "v_proj": (self.hidden, self.key),
             "o_proj": (self.query, self.hidden),
+        }
+        if self.expert:
+            return attention
+        return {
+            **attention,
             "gate_proj": (self.hidden, self.inner),
             "up_proj": (self.hidden, self.inner),
             "down_proj": (self.inner, self.hidden),

@@ -14,6 +14,7 @@ from typing import Any, Self
 from rl.cluster.host import Hosts
 from rl.config.check import check
 from rl.config.schema import Run, as_config_error
+from rl.model.lora import check_targets
 from rl.model.shape import Shape
 from rl.placement.budget import fitted, process_memory
 from rl.placement.page import plan_page
@@ -33,8 +34,12 @@ class Resolved:
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return the run with vLLM's share of the memory, and a page that describes the plan.
 
-        Raise ConfigError if the run needs more memory than the machines have.
+        Raise ConfigError if the run needs more memory than the machines have, or if its adapter
+        does not suit the model.
         """
+        if sizes and sizes.expert and self.run.adapter.freezes_base:
+            with as_config_error():
+                check_targets(self.run.adapter.target_modules)
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
         run = fitted(self.run, self.plan, sizes, self.machines)
