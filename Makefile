@@ -89,6 +89,10 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	    "start. Install g++ or clang++, or name one: make CXX=..."; exit 1; }
 	@"$(PYTHON)" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
 	    { echo "Python.h is missing, and DeepSpeed's op needs it: install the headers of $(PYTHON) (python3-dev)."; exit 1; }
+	@# Without a driver the packages can still be installed, for example into an image.
+	@driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1); \
+	    test $(DEVICE) = cpu -o -z "$$driver" || test $${driver%%.*} -ge 580 || \
+	    { echo "NVIDIA's driver $$driver is older than 580, which PyTorch for CUDA 13 needs: update the driver."; exit 1; }
 	@# Both builds of vLLM install the folder vllm/, so another device needs a new environment.
 	@test -x $(BIN)/python -a -z "$(filter-out $(STAMP),$(wildcard .venv/.installed-*))" || "$(PYTHON)" -m venv --clear .venv
 	@echo "Installing $$(grep -c '^[a-z]' $(LOCK)) packages from $(LOCK) into .venv ($(DEVICE)). This takes some minutes, once."
@@ -98,4 +102,7 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	@test $(DEVICE) = cuda || ! ls .venv/lib/*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1 || \
 	    $(PIP) $$(grep -E '$(CUDA_LIBRARIES)' requirements-cuda.lock) $(QUIET)
 	@$(PIP) -e . $(QUIET)
+	@test $(DEVICE) = cpu || $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null || \
+	    { echo "The installed PyTorch is not built for CUDA. Remove a CPU index from pip's configuration (pip config list)," \
+	    "then run make clean install DEVICE=cuda."; exit 1; }
 	@touch $@

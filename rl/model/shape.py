@@ -29,11 +29,17 @@ class Shape:
     layers: int  # number of decoder layers
     parameters: int  # number of parameters of the whole model
     expert: int = 0  # width of one expert's feed-forward layer; 0: no experts
+    experts: int = 0  # number of experts in each layer
 
     @property
     def embedding(self) -> int:
         """The number of parameters of the embedding matrix."""
         return self.vocab * self.hidden
+
+    @property
+    def largest(self) -> int:
+        """The number of parameters of the largest layer: embedding, feed-forward or experts."""
+        return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
         """Return the bytes of one row's keys and values; vLLM's cache must hold one row."""
@@ -111,4 +117,5 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         layers=layers,
         parameters=parameters or ends + layers * matrices,
         expert=expert,
+        experts=num_experts,
     )

@@ -185,6 +185,8 @@ class TinyModel:
 class TinyMoE(TinyModel):
     """A tiny mixture of experts (conf/model/tiny-moe.yaml), with a router and experts per layer."""
 
+    has_experts: ClassVar[bool] = True
+
     num_experts: int
     experts_per_token: int
 

@@ -1,8 +1,9 @@
 """Check that a plan fits the memory of its hosts and GPUs, and compute vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md), so a plan is refused only if 85 % of the estimate
-exceeds the memory. The error shows the arithmetic. Memory that other programs use at the moment
-does not count, because they may end. The plan's page shows whether the full estimate fits.
+exceeds the memory of a host. A GPU cannot swap, so there the whole estimate counts. The error shows
+the arithmetic. Memory that other programs use at the moment does not count, because they may end.
+The plan's page shows whether the full estimate fits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,15 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
-_REFUSED_SHARE = 0.85  # refuse a plan only if this share of the estimate exceeds the memory
+_REFUSED_SHARE = 0.85  # refuse a plan only if this share of the estimate exceeds a host's memory
 _LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a GPU of unknown size that it shares with the trainer
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
     "trainer.gradient_checkpointing=true or adapter=lora, or start fewer processes on a machine "
-    "(trainer.ranks, inference.replicas), or on GPUs more of them "
-    "(inference.tensor_parallel_size, deepspeed=zero3_offload); plan.py shows what each saves"
+    "(trainer.ranks, inference.replicas), or on GPUs deepspeed=zero3_offload_optimizer, or more "
+    "of them (trainer.ranks with deepspeed=zero3, inference.tensor_parallel_size); plan.py shows "
+    "what each saves"
 )
 
 
@@ -84,7 +86,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             }
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if _REFUSED_SHARE * taken > limit:
+            if taken > limit:
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
@@ -130,9 +132,10 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
     if size is None:
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
-    least = vllm_need(run, shape, on_gpu=True)
-    left = 1 - rank.on_device / size - _LEFT_FREE
-    return min(round(max(left, least.on_device / size + 0.01), 2), 1.0)
+    vllm = vllm_need(run, shape, on_gpu=True).device
+    push = vllm.pop("push")  # allocated outside of vLLM's fraction
+    left = 1 - (rank.on_device + push) / size - _LEFT_FREE
+    return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
 
 
 def arithmetic(name: str, need: Bytes) -> str:

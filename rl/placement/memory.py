@@ -7,7 +7,7 @@
     activations    tensors that autograd saves per token for the backward pass, in our layers and in
                    transformers' layers (coefficients below)
     logits         the logits of one chunk of tokens, in the forward or the backward pass
-    push           the weights in memory while rank 0 sends them
+    push           the weights in memory while rank 0 sends them; in vLLM, copies of one layer
     key-values     vLLM's cache of keys and values
 
 The copies that DeepSpeed makes, and the memory that the allocator of a CPU keeps between passes,
@@ -92,7 +92,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     }
     step = states.pop("step")
     if on_gpu:  # the allocator reuses memory of forward and backward passes for the optimizer step
-        work["activations"] = max(work["activations"], step - work["logits"])
+        work = work if sum(work.values()) > step else {"step": step}
     else:
         states["step"] = step
     copies = _num_references(run) * shape.parameters * number_bytes(run)
@@ -105,11 +105,11 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # host copy of the weights
-    return Need(
-        device={"runtime": _CUDA_RUNTIME, **stays},
-        host={"runtime": _CUDA_HOST, **moved, "push": pushed + copied},
-    )
+    whole = float(shape.parameters * number_bytes(run))
+    host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
+    # At the start every rank loads the whole model into host memory.
+    host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
+    return Need(device={"runtime": _CUDA_RUNTIME, **stays}, host=host)
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
@@ -118,7 +118,10 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
         row = row_bytes(run, shape) / group
+        # A push of all weights loads a layer beside the one in use, and the proof makes a third.
+        push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
+        device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
     runtime = _VLLM_RUNTIME + (_VLLM_PER_WORKER * group if group > 1 else 0)
     if run.transport.has("reader_copy"):  # vLLM holds the received weights and its own weights

@@ -129,8 +129,8 @@ class WholeWeightsEngine(_Engine):
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
-                kernel = layer.quant_method.moe_kernel
-                kernel.fused_experts.process_weights_after_loading(layer)
+                method: Any = layer.quant_method
+                method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         shared = list(layers_that_share(self.model, self._received))
         if shared:
             raise RuntimeError(f"weight push: vLLM uses the trainer's memory in {shared}")

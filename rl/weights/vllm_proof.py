@@ -40,8 +40,10 @@ def compared_parameters(
         for leaf, held in layer.named_parameters(recurse=False):
             name = f"{owner}.{leaf}".lstrip(".")
             sent = _sent(first_names.setdefault(id(held), name), packed, weights)
-            is_known = sent is not None and held.dtype in _UNQUANTISED
-            yield name, _is_equal(layer, leaf, held, sent.to(held)) if is_known else None
+            if sent is None or held.dtype not in _UNQUANTISED:
+                yield name, None
+            else:
+                yield name, _is_equal(layer, leaf, held, sent.to(held))
 
 
 def _sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:

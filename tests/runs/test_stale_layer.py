@@ -10,30 +10,45 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 EVERY = ["max_steps=8", "entropy_bonus=0.1", "sync.probe_every=0"]
 Q = "model.layers.2.self_attn.q_proj"
+EXPERTS = "model.layers.1.mlp.experts"
 SYNC = {
-    "shm": (SHM, f"{Q}.weight", [], "weight push: vLLM computes with other weights in", "qkv_proj"),
+    "experts": (
+        SHM,
+        f"{EXPERTS}.down_proj",
+        ["model=tiny-moe", "model.warm_start=null"],
+        "weight push: vLLM computes with other weights in",
+        "w2_weight",
+    ),
+    "shm": (
+        SHM,
+        f"{Q}.weight",
+        [],
+        "weight push: vLLM computes with other weights in",
+        "self_attn.qkv_proj",
+    ),
     "adapter": (
         ADAPTER,
         f"{Q}.lora_B",
         ["adapter=lora", "optim.learning_rate=1e-2"],
         "adapter push: vLLM holds other matrices in",
-        "q_proj",
+        "self_attn.q_proj",
     ),
 }
 
 
-@pytest.mark.parametrize(("sync", "step"), [("shm", 5), ("adapter", 1)])
+@pytest.mark.parametrize(("case", "step"), [("shm", 5), ("adapter", 1), ("experts", 2)])
 def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
-    sync, step, tmp_path_factory, launcher
+    case, step, tmp_path_factory, launcher
 ):
-    code, tensor, overrides, sentence, layer = SYNC[sync]
+    code, tensor, overrides, sentence, layer = SYNC[case]
+    sync = "adapter" if case == "adapter" else "shm"
     environment = write(tmp_path_factory.mktemp("plugin"), code, tensor, step)
     there = Launcher(launcher.output, {**launcher.environment, **environment})
-    name = f"stale-{sync}-{step}"
+    name = f"stale-{case}-{step}"
     result = there.run(name, *EVERY, f"sync={sync}", *overrides)
     assert result.status == 1, result.screen
     assert sentence in result.screen
-    assert f"layers.2.self_attn.{layer}" in result.screen
+    assert layer in result.screen
     # The trainer's weights are right and saved. vLLM sampled nothing with the wrong layer.
     assert [line["step"] for line in result.metrics] == list(range(step))
     assert RunFolder(result.folder).num_saved_steps() == step
