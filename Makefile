@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check clean
+.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check cuda-check clean
 
 # Take the first Python that is new enough. Run each candidate, because a version manager's shim accepts any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -78,6 +78,13 @@ lock-check: $(STAMP) ## check that both locks can be installed with every suppor
 	@for lock in requirements-cpu.lock requirements-cuda.lock; do for python in 3.11 3.12 3.13; do \
 	    $(BIN)/$(DRY_RUN) --python-version $$python -r $$lock || exit 1; \
 	    echo "$$lock: ok for Python $$python"; done; done
+
+# The wheel is read as an archive, because it cannot be installed beside the CPU build.
+cuda-check: lock-check ## compare our plugin, flags and routes with vLLM's CUDA wheel (downloads 330 MB, installs nothing)
+	@rm -rf .venv/cuda-wheel
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: -d .venv/cuda-wheel \
+	    --platform manylinux_2_28_x86_64 "$$(grep '^vllm==' requirements-cuda.lock)"
+	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement
 
 clean: ## remove .venv and caches, but never outputs/
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -26,9 +26,7 @@ class OnDevice(TorchDispatchMode):
         super().__init__()
         self.on_cpu, self.waits = set[str](), list[str]()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if any(tensor.device != META for tensor in tensors((args, kwargs))):
             self.on_cpu.add(name)
