@@ -91,7 +91,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         "logits": _logits(run, shape, ranks),
     }
     step = states.pop("step")
-    if on_gpu:  # the allocator reuses memory of forward and backward passes for the optimizer step
+    if on_gpu and not _is_on_host(run, "offload_optimizer"):
+        # The allocator reuses memory of forward and backward passes for the optimizer step.
         work = work if sum(work.values()) > step else {"step": step}
     else:
         states["step"] = step
@@ -242,9 +243,13 @@ def _offloaded(run: Run, compute: Bytes) -> Bytes:
     """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (
-        ("offload_optimizer", ("optimizer", "gradients")),
+        ("offload_optimizer", ("optimizer", "gradients", "step")),
         ("offload_param", ("weights",)),
     ):
-        if value_of(run.deepspeed, f"zero_optimization.{key}.device") == "cpu":
+        if _is_on_host(run, key):
             moved |= {purpose: compute[purpose] for purpose in purposes}
     return moved
+
+
+def _is_on_host(run: Run, key: str) -> bool:
+    return value_of(run.deepspeed, f"zero_optimization.{key}.device") == "cpu"
