@@ -77,8 +77,8 @@ def _gradient(
     folder: Path, loss: Any, share: Any, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the gradient of all weights as one float64 vector on the CPU."""
-    model = load_model(folder, dtype, 0).to(device)
-    module = PolicyModule(model, chunk=64)
+    model: Any = load_model(folder, dtype, 0)
+    module = PolicyModule(model.to(device), chunk=64)
     keep_weight_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
