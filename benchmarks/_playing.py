@@ -89,13 +89,7 @@ class Playground:
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
         sampler, buffer = build(run.sampler)(), build(run.buffer)()
-        credit = GroupCredit(
-            build(run.truncation),
-            build(run.reward)(),
-            build(run.advantage),
-            lambda _: env.reward_weights,
-            Learned.of(run).advantage_takes_turns,
-        )
+        credit = GroupCredit.of(run, lambda _: env.reward_weights)
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
         for first in range(0, _MOST_GROUPS, run.groups_per_step):
@@ -163,7 +157,7 @@ def play(
         episode = Episode(example, messages, turns=1, stop_reason=reason)
         rewards, _ = rewards_by_name(asyncio.run(env.score(episode)), episode.turns)
         rows = RowBuilder()
-        rows.turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
+        rows.add_turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
         total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
         rollouts.append(
             Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0, turn_limit=limit)

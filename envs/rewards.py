@@ -15,11 +15,21 @@ from collections.abc import Sequence
 from decimal import Decimal
 from string import punctuation
 
+import regex
+
 from envs.episode import Episode
 
+_LONGEST_S = 1.0  # maximum seconds of a match, because no other rollout goes on meanwhile
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+_TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
+NUMBER = re.compile(
+    r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?                      # a sign; 10-3 has none
+    (?: (?<!\d)(?<!\d/) (?: \d{1,3}(?:,\d{3})+(?!\d) | \d+ ) (?:\.\d+)?
+      | (?<![\w.]) \.\d+ )                                # .5
+    (?: [eE][-\u2212+]?\d{1,3}(?!\w) | /(?P<denominator>[1-9]\d*)(?![\d/]) )?""",
+    re.VERBOSE,
+)
 
 
 def normalised(text: str) -> str:
@@ -31,12 +41,17 @@ def normalised(text: str) -> str:
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
-    """Return 1 if the normalised `text` equals a normalised answer, else 0."""
-    return float(normalised(text) in map(normalised, _as_list(answers)))
+    """Return 1 if `text` equals an answer after `normalised`, else 0.
+
+    If `normalised` removes the whole answer, as it does with "A" or "<", the comparison removes
+    less: first only punctuation, then only spaces at both ends. Case never counts.
+    """
+    pairs = (_comparable(text, answer) for answer in _as_list(answers))
+    return float(any(ours == theirs for ours, theirs in pairs))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Return the best F1 of normalised words, in 0..1, between `text` and any answer."""
+    """Return the best F1, in 0..1, of the words of `text` and of any answer, as in `exact`."""
     return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
@@ -61,7 +76,7 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 if the policy's text equals an accepted answer after `normalised`, else 0."""
+    """Return 1 if the policy's text equals an accepted answer (`exact`), else 0."""
     return exact(final_text(episode), answers_of(episode))
 
 
@@ -71,14 +86,22 @@ async def token_f1(episode: Episode) -> float:
 
 
 async def contains(episode: Episode) -> float:
-    """Return 1 if the policy's text contains an answer as whole normalised words, else 0."""
+    """Return 1 if the policy's text contains an answer as whole normalised words, else 0.
+
+    An answer of only articles and punctuation, such as "A", is not looked for, because most English
+    text contains it. Use exact_match for such answers.
+    """
     text = f" {normalised(final_text(episode))} "
     phrases = (normalised(answer) for answer in answers_of(episode))
     return float(any(f" {words} " in text for words in phrases if words))
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
-    """Return 1 if the text's last number differs by at most `tolerance` from an answer."""
+    """Return 1 if the text's last number differs by at most `tolerance` from an answer.
+
+    A number may have a sign (also U+2212), thousands separated by commas, a fraction (.5 or 3/4)
+    and an exponent (1e5). Other text around the digits is ignored: 50 % and 50 km are 50.
+    """
     answers, value = answers_of(episode), _last_number(final_text(episode))
     targets = [number for number in map(_last_number, answers) if number is not None]
     if not targets:
@@ -91,17 +114,31 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
 async def matches(episode: Episode, *, pattern: str) -> float:
     """Return 1 if `pattern` matches the whole last turn without its reasoning, else 0.
 
-    A dot in `pattern` also matches a line break.
+    A dot in `pattern` also matches a line break. Raise ValueError if the match takes too long: for
+    some patterns the time grows exponentially with the length of a text.
     """
-    return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
+    try:
+        found = regex.fullmatch(pattern, final_text(episode), regex.DOTALL, timeout=_LONGEST_S)
+    except TimeoutError as error:
+        raise ValueError(f"pattern={pattern} took more than {_LONGEST_S} s on a turn") from error
+    return float(found is not None)
 
 
 def _as_list(answers: Sequence[str]) -> Sequence[str]:
     return [answers] if isinstance(answers, str) else answers
 
 
+def _comparable(text: str, answer: str) -> tuple[str, str]:
+    """Return both in the first form that leaves something of the answer; case is removed."""
+    forms = (normalised, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
+    for form in forms:
+        if expected := form(answer):
+            return form(text), expected
+    return text.strip().casefold(), answer.strip().casefold()
+
+
 def _f1(text: str, answer: str) -> float:
-    words, expected = normalised(text).split(), normalised(answer).split()
+    words, expected = (each.split() for each in _comparable(text, answer))
     if not words or not expected:
         return float(words == expected)
     # Use multisets, so that a repeated word counts only as often as the answer contains it.
@@ -110,5 +147,8 @@ def _f1(text: str, answer: str) -> float:
 
 
 def _last_number(text: str) -> Decimal | None:
-    numbers = _NUMBER.findall(text)
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    *_, last = [None, *NUMBER.finditer(text)]
+    if last is None:
+        return None
+    plain = last[0].translate(_TO_DECIMAL).partition("/")[0]
+    return Decimal(plain) / Decimal(last["denominator"] or 1)

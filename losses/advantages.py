@@ -1,4 +1,4 @@
-"""Advantages of the K rollouts of one group, computed from their rewards without torch.
+"""Advantages of the K rollouts of one group, computed from a ScoredGroup without torch.
 
     group_mean      A = R - mean
     group_zscore    A = (R - mean) / (std + epsilon)       std with Bessel's correction
@@ -23,15 +23,17 @@ from typing import Annotated, TypeGuard
 
 from msgspec import Meta
 
+from losses.groups import ScoredGroup
+
 SPREAD_TOLERANCE = 1e-6
 
 
-def group_mean(rewards: Sequence[float | None]) -> list[float]:
+def group_mean(group: ScoredGroup) -> list[float]:
     """Return each reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
-    return _with_baseline(rewards, _centred)
+    return _with_baseline(group.rewards, _centred)
 
 
-def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[float]:
+def group_zscore(group: ScoredGroup, *, epsilon: float) -> list[float]:
     """Return (reward - mean) / (standard deviation + epsilon). GRPO, arXiv:2402.03300."""
 
     def zscores(scorable: list[float]) -> list[float]:
@@ -39,20 +41,20 @@ def group_zscore(rewards: Sequence[float | None], *, epsilon: float) -> list[flo
         std = math.sqrt(math.fsum(c * c for c in centred) / (len(scorable) - 1))
         return [c / (std + epsilon) for c in centred]
 
-    return _with_baseline(rewards, zscores)
+    return _with_baseline(group.rewards, zscores)
 
 
-def rloo(rewards: Sequence[float | None]) -> list[float]:
+def rloo(group: ScoredGroup) -> list[float]:
     """Return each reward minus the mean of all other rewards of the group. arXiv:2402.14740."""
 
     def leave_one_out(scorable: list[float]) -> list[float]:
         scale = len(scorable) / (len(scorable) - 1)
         return [scale * c for c in _centred(scorable)]
 
-    return _with_baseline(rewards, leave_one_out)
+    return _with_baseline(group.rewards, leave_one_out)
 
 
-def max_rl(rewards: Sequence[float | None]) -> list[float]:
+def max_rl(group: ScoredGroup) -> list[float]:
     """Return (reward - mean) / mean. Rare successes get large advantages. arXiv:2602.02710.
 
     The result lies between -1 and K - 1. Raise ValueError if a reward is negative, because the mean
@@ -68,16 +70,16 @@ def max_rl(rewards: Sequence[float | None]) -> list[float]:
         mean = math.fsum(scorable) / len(scorable)  # > 0: rewards are >= 0 and not all equal
         return [c / mean for c in _centred(scorable)]
 
-    return _with_baseline(rewards, relative)
+    return _with_baseline(group.rewards, relative)
 
 
-def none(rewards: Sequence[float | None]) -> list[float]:
+def none(group: ScoredGroup) -> list[float]:
     """Return each reward unchanged, and 0 for unscorable rollouts."""
-    return [float(r) if _is_scorable(r) else 0.0 for r in rewards]
+    return [float(r) if _is_scorable(r) else 0.0 for r in group.rewards]
 
 
 def turn_group_mean(
-    rewards: Sequence[Sequence[float] | None], *, discount: Annotated[float, Meta(ge=0, le=1)]
+    group: ScoredGroup, *, discount: Annotated[float, Meta(ge=0, le=1)]
 ) -> list[list[float]]:
     """Return each turn's return minus the group's mean return at this turn.
 
@@ -90,13 +92,13 @@ def turn_group_mean(
     An unscorable rollout gets an empty list.
 
     Args:
-        rewards: the reward of each turn of each rollout, or None for an unscorable rollout.
+        group: the rollouts, with the reward of each turn.
         discount: factor of the next turn's return. 0: only the turn's own reward counts.
     """
-    returns = [_returns(turns, discount) for turns in rewards]
+    returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)
     columns = [
-        group_mean([turns[t] if t < len(turns) else None for turns in returns])
+        _with_baseline([turns[t] if t < len(turns) else None for turns in returns], _centred)
         for t in range(longest)
     ]
     return [[column[i] for column in columns[: len(turns)]] for i, turns in enumerate(returns)]

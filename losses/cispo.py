@@ -17,4 +17,4 @@ def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     ratio = ratio_to(tokens.anchor, tokens.logprobs.detach())  # [N]
     weight = ratio.clamp(clip_low, clip_high)  # [N]
     loss = -weight * tokens.advantages * tokens.logprobs  # [N]
-    return TokenLoss(loss, {"clip_fraction": (weight != ratio).float()})
+    return TokenLoss(loss, {"clip_fraction": (weight != ratio).float()}, tokens.ratio_clamped)

@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 from msgspec import Meta
 
-from losses.tokens import TokenLoss, Tokens, ratio_to
+from losses.tokens import TokenLoss, Tokens, is_clamped, ratio_to
 
 
 def decoupled_ppo(
@@ -46,4 +46,4 @@ def decoupled_ppo(
         "proximal_weight": weight,
         "weight_capped": (weight > weight_cap).float(),
     }
-    return TokenLoss(loss, metrics)
+    return TokenLoss(loss, metrics, is_clamped(pi - proximal))

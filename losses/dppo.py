@@ -27,4 +27,5 @@ def dppo(tokens: Tokens, *, delta_low: float, delta_high: float, tau: float) -> 
         "masked_fraction_low": low.float(),
         "masked_fraction_high": high.float(),
     }
-    return TokenLoss(pull - keep * tokens.advantages * ratio, metrics)
+    loss = pull - keep * tokens.advantages * ratio  # [N]
+    return TokenLoss(loss, metrics, tokens.ratio_clamped)

@@ -12,7 +12,7 @@ each token. Qwen, arXiv:2507.18071.
 
 import torch
 
-from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, mean_per_sequence
+from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, is_clamped, mean_per_sequence
 
 PER_SEQUENCE = True  # rl/config/algorithm_rules.py then requires aggregation=sequence_mean
 
@@ -33,4 +33,4 @@ def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
         "clip_fraction_low": low.float(),
         "clip_fraction_high": high.float(),
     }
-    return TokenLoss(loss, metrics)
+    return TokenLoss(loss, metrics, is_clamped(mean)[tokens.sequence_ids])

@@ -23,4 +23,4 @@ def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLo
         "masked_fraction_low": low.float(),
         "masked_fraction_high": high.float(),
     }
-    return TokenLoss(loss, metrics)
+    return TokenLoss(loss, metrics, tokens.ratio_clamped)

@@ -40,4 +40,4 @@ def ppo_clip(
         loss = torch.where(advantages < 0, bounded, loss)  # [N]
         metrics["clip_fraction_dual"] = dual.float()
         clip = clip | dual
-    return TokenLoss(loss, {"clip_fraction": clip.float(), **metrics})
+    return TokenLoss(loss, {"clip_fraction": clip.float(), **metrics}, tokens.ratio_clamped)

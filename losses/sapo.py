@@ -22,4 +22,5 @@ def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLo
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]
     sigmoid = torch.sigmoid(tau * (ratio - 1))  # [N]
     loss = -advantages * sigmoid * 4 / tau  # [N]
-    return TokenLoss(loss, {"gate": (4 * sigmoid * (1 - sigmoid)).detach()})
+    gate = (4 * sigmoid * (1 - sigmoid)).detach()  # [N]
+    return TokenLoss(loss, {"gate": gate}, tokens.ratio_clamped)

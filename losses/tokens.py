@@ -8,8 +8,8 @@ sampled. anchor: mu, or old (pi before the step's first update) if a batch gets 
 
 Beyond the clamp the ratio is constant, so its gradient is zero. A ratio of e^20 shows a broken
 server or a broken update, and its true gradient, 5e8 times that of other tokens, would dominate the
-step. At e^-20 the lost gradient is negligible. `Tokens.ratio_clamped` reports the clamped tokens to
-the objective, in the same way for every loss.
+step. At e^-20 the lost gradient is negligible. `TokenLoss.ratio_clamped` reports the clamped tokens
+to the objective.
 """
 
 from dataclasses import dataclass
@@ -69,8 +69,7 @@ class Tokens:
     @property
     def ratio_clamped(self) -> Tensor:
         """A float mask [N], 1.0 where the ratio to the anchor is clamped and has no gradient."""
-        difference = self.logprobs.detach() - self.anchor  # [N]
-        return (difference.abs() > MAX_LOG_RATIO).float()
+        return is_clamped(self.logprobs - self.anchor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +78,14 @@ class TokenLoss:
 
     loss: Tensor  # [N] loss of each token, before its weight
     metrics: dict[str, Tensor]  # name: [N], or one number for all tokens; without gradient
+    # [N] 1.0 where the loss clamped its log ratio; None: the loss has no ratio. Most losses return
+    # Tokens.ratio_clamped.
+    ratio_clamped: Tensor | None = None
+
+
+def is_clamped(difference: Tensor) -> Tensor:
+    """Return a float mask, 1.0 where a log ratio exceeds the clamp and has no gradient."""
+    return (difference.detach().abs() > MAX_LOG_RATIO).float()
 
 
 def log_ratio(anchor: Tensor, logprobs: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ def top_entropy(
         surrogate.loss.dtype
     )
     metrics = {name: values * kept for name, values in surrogate.metrics.items()}
-    return TokenLoss(surrogate.loss * kept, {"kept_fraction": kept, **metrics})
+    clamped = tokens.ratio_clamped * kept
+    return TokenLoss(surrogate.loss * kept, {"kept_fraction": kept, **metrics}, clamped)
 
 
 def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:

@@ -8,7 +8,6 @@ Letters: L = tokens of a row, B = rows of a micro-batch, T = padded length of a 
 R = rollouts of a batch, K = largest number of turns of a rollout.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, get_type_hints
 
@@ -116,13 +115,18 @@ class Rollout:
 class Credit:
     """The reward and the advantages with which one rollout is trained.
 
-    Truncation sets `reward` and `trains`; rl/rollouts/credit.py adds the other fields.
+    Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
     reward: float | None  # reward after truncation and shaping; None: the baseline ignores it
-    advantages: tuple[float, ...] = ()  # one advantage for all tokens, or one per turn
+    advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
+    # Numbers that the advantage compared with the other rollouts' numbers at the same positions.
+    # None: `reward`, or `advantages` if there is one per turn. (): it compared nothing.
+    compared: tuple[float, ...] | None = None
+    by_token: bool = False  # whether `advantages` has one number per completion token
+    is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +186,3 @@ class PlayGroup(Protocol):
     async def __call__(self, index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of `example`; `index` is the number of the group."""
         ...
-
-
-Advantage = Callable[[Sequence[float | None]], Sequence[float]]
-"""rewards of one group's rollouts (None: no score) -> one number per rollout"""
-
-TurnAdvantage = Callable[[Sequence[Sequence[float] | None]], Sequence[Sequence[float]]]
-"""rewards of each rollout's turns (None: no score) -> one number per turn of each rollout"""

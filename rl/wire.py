@@ -20,6 +20,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
+    shares_prefixes: bool = False  # for next_batch: whether the trainer computes prefixes once
     version: int = 0
     replicas: dict[str, int] = {}  # for publish: replica name -> number of its restarts
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "rl.wire": "",
     "rl.config": "rl.runtime",
     "rl.runtime": "envs",
-    "rl.dry_call": "rl.records rl.config rl.rollouts envs losses",
+    "rl.dry_call": "rl.records rl.config rl.runtime rl.rollouts envs losses",
     "rl.terminal": "rl.runtime",
     "rl.cluster": "rl.runtime",
     "rl.model": "rl.config",
@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "rl.sampling": "rl.records rl.config rl.model rl.inference envs",
     "rl.evaluation": "rl.records rl.config rl.runtime rl.sampling envs",
     "rl.rollouts": "rl.records rl.wire rl.config rl.runtime rl.model rl.inference rl.sampling "
-    "rl.evaluation envs",
+    "rl.evaluation envs losses",
     "rl.learner": "rl.records rl.config rl.runtime rl.model envs losses",
     "rl.weights": "rl.records rl.config rl.runtime rl.model rl.inference rl.learner",
     "rl.trainer": "rl.records rl.wire rl.config rl.runtime rl.inference rl.learner rl.weights",
@@ -58,6 +58,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 SHARED = {
     *("envs.chat_endpoint", "envs.episode", "envs.http_client", "envs.loading", "envs.messages"),
     *("envs.options", "envs.protocol", "envs.threads", "envs.user_code"),
+    "losses.groups",
     "losses.tokens",
 }
 ONLY_IN = {
@@ -177,6 +178,16 @@ def test_an_entry_point_is_short_and_imports_no_heavy_library():
 @pytest.mark.parametrize("library", ONLY_IN)
 def test_vllm_deepspeed_and_ray_are_imported_only_in_listed_modules(library):
     assert {name for name, path in MODULES.items() if library in roots(path)} == ONLY_IN[library]
+
+
+def test_no_module_unpickles_what_another_process_or_a_file_sends():
+    # The dry call reads what its supervisor writes to its standard input. The engine imports the
+    # name of an error.
+    allowed = {"rl.dry_call.child", "rl.dry_call.learn", "rl.learner.deepspeed_engine"}
+    assert {name for name, path in MODULES.items() if "pickle" in roots(path)} == allowed
+    for name, path in MODULES.items():
+        text = path.read_text()
+        assert not re.search(r"_object(_list)?\(|weights_only=False|\.load_module\(", text), name
 
 
 def targets(*groups: str) -> set[str]:

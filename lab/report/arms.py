@@ -1,12 +1,16 @@
 """Group runs that differ only in their seeds into arms, and name the arms."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lab.report.run import Run
+from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
-AS_COMPOSED = "(as composed)"  # label of an arm without overrides
+_MOST_CHARACTERS = 40  # longer names are cut in the middle
+_BARE = ("true", "false", "null", "none")  # values that say little without their key
+DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,11 +20,23 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
+    choices: Mapping[str, str] = field(default_factory=dict)  # the values in the name by their keys
 
     @property
     def finished(self) -> list[Run]:
         """The finished runs, which enter the comparison."""
         return [run for run in self.runs if run.finished]
+
+    @property
+    def ended_early(self) -> list[Run]:
+        """The runs that began and did not finish, except seeds of which another run finished."""
+        seeds = {run.seed for run in self.finished} - {None}
+        return [run for run in self.runs if run.ended_early and run.seed not in seeds]
+
+    @property
+    def num_looks(self) -> int:
+        """How often the number of runs was chosen: 1, plus 1 each time the sweep grew."""
+        return len({run.grown for run in self.runs})
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
@@ -32,11 +48,13 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
             groups.append([run])
         else:
             group.append(run)
-    full = labels([group[0] for group in groups])
-    return [
-        Arm(label, name, tuple(group))
-        for label, name, group in zip(full, short_labels(full), groups, strict=True)
-    ]
+    firsts = [group[0] for group in groups]
+    items = _distinguishing(firsts)
+    full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
+    choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
+    short = [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
+    parts = zip(_unique(full), _unique(short), map(tuple, groups), choices, strict=True)
+    return [Arm(*of_arm) for of_arm in parts]
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
@@ -56,36 +74,76 @@ def is_same_arm(one: Run, other: Run) -> bool:
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
 
-def labels(firsts: Sequence[Run]) -> list[str]:
-    """Return a unique label for each arm, given the first run of each arm.
+def code_note(arm: Arm) -> str:
+    """Return a warning if the finished runs of the arm used different code, "" otherwise."""
+    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for run in arm.finished:
+        for name, hashes in run.code.items():
+            versions[name].add(hashes)
+    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
+    if not files:
+        return ""
+    return (
+        f"The runs of {arm.name} used different versions of {', '.join(sorted(files))}: compare "
+        "the copies in code/ of their folders."
+    )
 
-    A label lists the overrides that not all arms have. Arms with equal overrides are distinguished
-    by the settings that differ.
+
+def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
+    """Return the overrides that not all arms have, given the first run of each arm.
+
+    Arms with equal overrides are distinguished by the settings that differ.
     """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
-    names = [" ".join(item for item in run.overrides if item not in common) for run in firsts]
-    texts = []
-    for name, run in zip(names, firsts, strict=True):
-        alike = [other for other, its in zip(firsts, names, strict=True) if its == name]
-        keys = differing_keys(alike)[:_MAX_KEYS]  # empty if no other arm has this name
-        values = [f"{key}={run.config.get(key)}" for key in keys]
-        texts.append(" ".join([name, *values]).strip() or AS_COMPOSED)
+    items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
+    for its in items[:]:
+        alike = [index for index, other in enumerate(items) if other == its]
+        keys = differing_keys([firsts[index] for index in alike])[:_MAX_KEYS]
+        for index in alike if len(alike) > 1 else ():
+            values = [printable(f"{key}={firsts[index].config.get(key)}") for key in keys]
+            items[index] = [*its, *values]
+    return items
+
+
+def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return the last word of each key with its value, or nothing if the arms' keys differ."""
+    parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
+    differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
+    if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
+        return [{}] * len(parts)
+    ends = [key.rpartition(".")[2] for key in parts[0]] if parts else []
+    if len(set(ends)) < len(ends):
+        return parts
+    return [dict(zip(ends, its.values(), strict=True)) for its in parts]
+
+
+def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the values of each arm, with their keys where a value says little alone."""
+    clear = {
+        key
+        for key in (choices[0] if choices else ())
+        if all(its[key][0].isalpha() and its[key] not in _BARE for its in choices)
+    }
     return [
-        f"{text} ({texts[:index].count(text) + 1})" if texts.count(text) > 1 else text
-        for index, text in enumerate(texts)
+        " ".join(value if key in clear else f"{key}={value}" for key, value in its.items())
+        for its in choices
     ]
 
 
-def short_labels(full: Sequence[str]) -> list[str]:
-    """Return the labels without their key if all keys are equal: cispo for loss=cispo."""
-    parts = [label.partition("=") for label in full]
-    if len({key for key, _, _ in parts}) > 1 or not all(value for _, _, value in parts):
-        return list(full)
-    if any(" " in label for label in full):
-        return list(full)
-    # Keep the end of the key if a value is a number: lr=1e-6 for optimizer.lr=1e-6.
-    plain = all(value[0].isalpha() for _, _, value in parts)
-    return [value if plain else f"{key.rpartition('.')[2]}={value}" for key, _, value in parts]
+def _cut(name: str) -> str:
+    """Return the name without its middle if it is long."""
+    if len(name) <= _MOST_CHARACTERS:
+        return name
+    half = _MOST_CHARACTERS // 2
+    return f"{name[:half]}…{name[1 - half :]}"
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number after each name that occurs several times."""
+    return [
+        f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 
 import msgspec
@@ -39,11 +38,11 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
     folder = Path(arguments[0])
     try:
         runs = read_sources([folder], ALL_EVALUATIONS).runs
-        runs = [run for run in runs if run.finished and run.evaluations]
-        if not runs:
+        finished = [run for run in runs if run.finished and run.evaluations]
+        if not finished:
             raise NothingToCompare(f"no run in {folder} has finished and has an evaluation")
         if "store" in arguments:
-            store(runs, file)
+            store(finished, file)
             return OK
         comparison = against(runs, file)
     except (NothingToCompare, OSError) as error:
@@ -56,14 +55,15 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
 def against(today: Sequence[Run], file: Path) -> Comparison:
     """Compare runs with the stored runs at the last policy version that all runs evaluated."""
     stored = read_stored(file)
-    shared = set.intersection(*(set(run.evaluations) for run in (*today, *stored)))
+    evaluated = [run for run in (*today, *stored) if run.finished and run.evaluations]
+    shared = set.intersection(*(set(run.evaluations) for run in evaluated))
     if not (last := max(shared, default=0)):
         raise NothingToCompare(
             "today's runs and the stored runs were evaluated at no common version after the first: "
             "keep evaluation.every and max_steps, or store the curves again"
         )
     arms = [
-        Arm(name, name, tuple(replace(r, evaluations={last: r.evaluations[last]}) for r in runs))
+        Arm(name, name, tuple(_until(last, run) for run in runs))
         for name, runs in ((STORED, stored), (TODAY, today))
     ]
     question = f"Does today's code learn as well as that of commit {stored[0].commit[:10]}?"
@@ -73,6 +73,11 @@ def against(today: Sequence[Run], file: Path) -> Comparison:
             "these runs and the stored baseline have different questions: store the curves again"
         )
     return comparison
+
+
+def _until(last: int, run: Run) -> Run:
+    """Return the run without its evaluations of later policy versions."""
+    return replace(run, evaluations={v: one for v, one in run.evaluations.items() if v <= last})
 
 
 def store(runs: Sequence[Run], file: Path) -> None:
@@ -85,7 +90,7 @@ def store(runs: Sequence[Run], file: Path) -> None:
             "total_seconds": run.seconds,
             "total_tokens": run.tokens,
             "scores": {
-                version: [round(evaluation.scores.get(question, nan), 4) for question in questions]
+                version: [evaluation.rewards.get(question, [None]) for question in questions]
                 for version, evaluation in run.evaluations.items()
             },
         }
@@ -94,7 +99,7 @@ def store(runs: Sequence[Run], file: Path) -> None:
     content = {"commit": runs[0].commit, "day": time.strftime("%Y-%m-%d"), "runs": stored}
     content["questions"] = [(q.env, q.example, q.digest) for q in questions]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.encode(content) + b"\n")  # msgspec writes NaN as null
+    file.write_bytes(msgspec.json.encode(content) + b"\n")
 
 
 def read_stored(file: Path) -> list[Run]:
@@ -107,8 +112,9 @@ def read_stored(file: Path) -> list[Run]:
     for stored in content["runs"]:
         evaluations = {}
         for version, scores in stored["scores"].items():
-            known = [nan if score is None else score for score in scores]
-            evaluations[int(version)] = Evaluation(dict(zip(questions, known, strict=True)))
+            # Older files have the mean reward of a question.
+            rewards = [score if isinstance(score, list) else [score] for score in scores]
+            evaluations[int(version)] = Evaluation(dict(zip(questions, rewards, strict=True)))
         run = Run(
             name=f"stored-s{stored['seed']}",
             seed=stored["seed"],

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from lab.report.arms import Arm, arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import conclusion
+from lab.report.conclusion import basis, conclusion, what_is_visible
 from lab.report.numbers import arm_records, as_json, as_table
 from lab.report.sources import read_sources
 from lab.runs import folders_and_options
+from rl.runtime.text import printable
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _print_refusal(problem: ValueError) -> int:
-    print(f"no report: {problem}", file=sys.stderr)  # noqa: T201
+    print(f"no report: {printable(str(problem))}", file=sys.stderr)  # noqa: T201
     return BAD_ARGUMENTS
 
 
@@ -101,9 +102,9 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
         problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
     else:
-        Console().print(Text(f"\n{page}", "dim"), soft_wrap=True)
+        Console().print(Text(f"\n{printable(str(page))}", "dim"), soft_wrap=True)
         return True
-    Console().print(Text(problem, "yellow"), soft_wrap=True)
+    Console().print(Text(printable(problem), "yellow"), soft_wrap=True)
     return False
 
 
@@ -118,7 +119,10 @@ def _print(
     if question:
         console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
     console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
+    if comparison:
+        details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+        console.print(Text(f"{details}\n", "dim"), soft_wrap=True)
     if arms:
         console.print(as_table(arm_records(comparison, arms)))
     for note in notes:
-        console.print(Text(f"! {note}", "yellow"), soft_wrap=True)
+        console.print(Text(f"! {printable(note)}", "yellow"), soft_wrap=True)

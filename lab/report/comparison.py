@@ -1,19 +1,20 @@
 """Compare arms on the same questions: scores, differences to the baseline, decisions."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
 import numpy as np
 
+from lab.report import power
 from lab.report import statistics as st
 from lab.report.arms import Arm
+from lab.report.missing import alternatives
+from lab.report.notes import notes_on
 from lab.report.run import Run
-from lab.report.scoring import TRAINING, ScoredArm, Scoring, score_arms
+from lab.report.scoring import ScoredArm, Scoring, score_arms
 
 SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
-_MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
 
 class NothingToCompare(ValueError):
@@ -32,9 +33,10 @@ class ArmResult(ScoredArm):
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
     decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
+    undecided_if: str  # the assumption about missing data under which the decision does not hold
     chance_better: float
     visible_difference: float
-    seeds_needed: int | None  # per arm, None if unknown or if no number suffices
+    seeds_needed: float | None  # per arm, None if unknown, infinite if no number suffices
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -49,13 +51,8 @@ class ArmResult(ScoredArm):
 
     @property
     def scored_seeds(self) -> int:
-        """The number of scored runs, one per seed."""
+        """The number of seeds with a scored run."""
         return self.scores.num_seeds
-
-    @property
-    def has_enough_seeds(self) -> bool:
-        """Whether the arm has enough seeds to estimate the variance between seeds."""
-        return self.scores.resamples_seeds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,6 +71,11 @@ class Comparison:
     def runs(self) -> list[Run]:
         """All runs, including excluded runs."""
         return [run for arm in self.arms for run in arm.runs]
+
+    @property
+    def num_looks(self) -> int:
+        """How often the arms were judged as the sweep grew, at most."""
+        return max(arm.num_looks for arm in self.arms)
 
     @property
     def others(self) -> list[ArmResult]:
@@ -98,6 +100,7 @@ def compare(
     question: str = "",
     num_judged: int = 1,
     notes: Sequence[str] = (),
+    num_draws: int = st.NUM_DRAWS,
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
@@ -115,7 +118,7 @@ def compare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"
         )
-    results = _results(scoring, control)
+    results = _results(scoring, control, num_draws)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -125,44 +128,77 @@ def compare(
         results=tuple(results),
         baseline=next(result for result in results if result.arm is control),
         left_out=tuple(left_out),
-        notes=(*notes, *_notes(results, left_out, scoring)),
+        notes=(*notes, *notes_on(scoring, left_out), *_notes(results)),
     )
 
 
-def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
+@dataclass(frozen=True, eq=False)
+class _Tests:
+    """The differences of all arms to the baseline, with NaN as the baseline's p-value."""
+
+    gains: list[float]
+    spreads: list[st.Spread]
+    p_values: list[float]
+
+    def supports(self, index: int, decision: str) -> bool:
+        """Return whether the test of an arm is significant in the direction of the decision."""
+        sign = 1 if decision == st.BETTER else -1
+        return self.p_values[index] < st.ERROR and self.gains[index] * sign > 0
+
+
+def _tests(scores: Sequence[st.Scores], at: int, factors: Sequence[int]) -> _Tests:
+    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted."""
+    spreads = [st.spread_of(one, scores[at]) for one in scores]
+    gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
+    p_values = [
+        st.p_value(gain, spread) * factor
+        for gain, spread, factor in zip(gains, spreads, factors, strict=True)
+    ]
+    p_values[at] = nan
+    return _Tests(gains, spreads, st.holm_adjusted(p_values))
+
+
+def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
     # Do not change the order of the random draws, because it determines the exact numbers.
     rng, arms = np.random.default_rng(SEED), scoring.arms
     at = next(index for index, scored in enumerate(arms) if scored.arm is control)
     base = arms[at].scores
-    questions = st.question_weights(base.strata, rng)
+    questions = st.question_weights(base.strata, rng, num_draws)
+    seeds = [st.seed_weights(one.scores.num_seeds, rng, num_draws) for one in arms]
     draws = [
-        st.draw_scores(one.scores, st.seed_weights(one.scores.num_seeds, rng), questions)
-        for one in arms
+        st.draw_scores(one.scores, weights, questions)
+        for one, weights in zip(arms, seeds, strict=True)
     ]
-    spreads = [st.spread_of(one.scores, base) for one in arms]
-    gains = [float(one.scores.y.mean() - base.y.mean()) for one in arms]
-    others = [index for index in range(len(arms)) if index != at]
-    adjusted = st.holm_adjusted([st.p_value(gains[index], spreads[index]) for index in others])
-    p_values = {at: nan} | dict(zip(others, adjusted, strict=True))
+    looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
+    factors = [st.looks_factor(number) for number in looks]
+    tests = _tests([one.scores for one in arms], at, factors)
+    others = [(name, _tests(one, at, factors)) for name, one in alternatives(scoring)]
     results = []
-    for index, (one, spread, gain) in enumerate(zip(arms, spreads, gains, strict=True)):
-        scores, is_other = one.scores, index != at
+    for index, one in enumerate(arms):
+        scores, is_other, spread = one.scores, index != at, tests.spreads[index]
         knows = is_other and scores.resamples_seeds and base.resamples_seeds
-        difference, decision = st.Interval(0.0, nan, nan), st.BASELINE
+        difference, decision, undecided_if = st.Interval(0.0, nan, nan), st.BASELINE, ""
         if is_other:
-            difference = st.interval(gain, draws[index] - draws[at], spread)
-            decision = st.decide(difference, p_values[index], has_enough_seeds=knows)
-        several = len(np.unique(scores.strata)) > 1
+            difference = st.interval(tests.gains[index], draws[index] - draws[at], spread)
+            decision = st.decide(difference, tests.p_values[index], has_enough_seeds=knows)
+        if decision in (st.BETTER, st.WORSE):
+            failing = (name for name, test in others if not test.supports(index, decision))
+            undecided_if = next(failing, "")
+            decision = st.UNCLEAR if undecided_if else decision
+        several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
         results.append(
             ArmResult(
                 **vars(one),
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
-                p_value=p_values[index],
+                p_value=tests.p_values[index],
                 decision=decision,
+                undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
-                visible_difference=st.visible_difference(spread, len(others)) if knows else nan,
-                seeds_needed=st.seeds_needed(gain, spread, len(others)) if knows else None,
+                visible_difference=power.visible_difference(spread, num_others) if knows else nan,
+                seeds_needed=(
+                    power.seeds_needed(tests.gains[index], spread, num_others) if knows else None
+                ),
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
             )
         )
@@ -198,56 +234,13 @@ def _why_not_comparable(arms: Sequence[Arm]) -> str:
     return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
 
 
-def _notes(
-    results: Sequence[ArmResult], left_out: Sequence[tuple[Run, str]], scoring: Scoring
-) -> list[str]:
-    """Return warnings that limit the conclusions, such as too few seeds."""
-    notes, runs = [], scoring.runs
-    scores = np.unique(np.concatenate([result.scores.y.ravel() for result in results]))
-    if len(scores) == 1:
-        notes.append(
-            f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
-            "rewards. Look at some rollouts (python view.py <a run>), then make the task easier or "
-            "harder."
-        )
-    if scoring.measure == TRAINING:
-        notes.append(
-            "Compared by training reward, which every run measured on different examples. Use "
-            "evaluation=default to compare all runs on the same questions."
-        )
-    if few := [result.arm.name for result in results if not result.has_enough_seeds]:
-        names = "every arm" if len(few) == len(results) > 1 else ", ".join(few)
-        notes.append(
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "
-            "between seeds, so no such arm is called better or worse."
-        )
-    most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
-    if 0 < compared < most:
-        notes.append(
-            f"Compared on the {compared} questions that have a score in every run, "
-            f"of up to {most} questions."
-        )
-    if " to " in scoring.judged:
-        notes.append(f"Not all runs are judged at the same step: {scoring.judged}.")
-    if left_out:
-        notes.append(_exclusion_note(left_out))
-    if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        notes.append(f"{broken} lines of evaluations cannot be read and are left out.")
-    return notes
-
-
-def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
-    """Return the excluded runs by cause, the most frequent cause first."""
-    causes: dict[str, list[Run]] = defaultdict(list)
-    for run, why in left_out:
-        causes[why].append(run)
-    return sorted(causes.items(), key=lambda item: -len(item[1]))
-
-
-def _exclusion_note(left_out: Sequence[tuple[Run, str]]) -> str:
-    """Return a note with the most frequent causes of exclusion, and one run for each cause."""
-    shown = [
-        f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-        for why, runs in by_cause(left_out)[:_MAX_CAUSES]
+def _notes(results: Sequence[ArmResult]) -> list[str]:
+    """Return one note per assumption about missing data that decisions depend on."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        names.setdefault(result.undecided_if, []).append(result.arm.name)
+    names.pop("")
+    return [
+        f"No decision about {', '.join(arms)}: the difference does not hold if {assumption}."
+        for assumption, arms in names.items()
     ]
-    return f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"

@@ -1,19 +1,26 @@
-"""The conclusion of a comparison in one sentence."""
+"""The conclusion of a comparison in one or two sentences, and what its numbers rest on."""
 
 from collections.abc import Sequence
+from math import inf
 
 from lab.report.comparison import ArmResult, Comparison
-from lab.report.scoring import TRAINING
+from lab.report.power import MOST_SEEDS
+from lab.report.scoring import TRAINING, as_range
 from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
 
-_MAX_NAMES = 6  # longer lists of arms are replaced by their count
+_MOST_CHARACTERS = 110  # three lines on a phone; longer sentences are replaced by counts
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return which arms are better or worse than the baseline, and which are indistinguishable."""
-    baseline, basis = comparison.baseline, _basis(comparison)
+    """Return which arms are better or worse than the baseline, and how many runs ended early."""
+    return " ".join(text for text in (headline(comparison), ended_early(comparison)) if text)
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the arms that are better, worse or indistinguishable, or only their numbers."""
+    baseline = comparison.baseline
     if not comparison.others:
-        return f"{baseline.arm.name} scores {baseline.score:.3f} {basis}."
+        return f"{baseline.arm.name} scores {baseline.score:.3f}."
     better, worse, unclear = (
         sorted(
             (result for result in comparison.others if result.decision == decision),
@@ -25,60 +32,93 @@ def conclusion(comparison: Comparison) -> str:
     if better:
         clauses.append(f"{_with_differences(better)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
-        are = "is" if len(worse) == 1 else "are"
-        clauses.append(f"{_with_differences(worse)} {are} worse than {name}")
+        clauses.append(f"{_with_differences(worse)} {_are(len(worse))} worse than {name}")
     if unclear:
-        clauses.append(_unclear_clause(unclear, baseline))
-    # Add the basis (questions, seeds) to the first clause that contains numbers.
-    at = 0 if better or worse else -1
-    clauses[at] = f"{clauses[at]} {basis}"
-    text = "; ".join(clauses)
-    # Capitalise the words "the other", but not the name of an arm.
-    return f"{'T' if text.startswith('the other') else text[0]}{text[1:]}."
+        names = _joined([result.arm.name for result in unclear])
+        clauses.append(f"{names} cannot be distinguished from {name}")
+    texts = [f"{'; '.join(clauses)}."]
+    texts += [_counts((better, worse, unclear), name) for name in (name, "the baseline")]
+    return next((text for text in texts if len(text) <= _MOST_CHARACTERS), texts[-1])
+
+
+def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
+    """Return how many arms are better, worse and indistinguishable, and the best of them."""
+    better, worse, unclear = map(len, groups)
+    total = better + worse + unclear
+    if not better + worse:
+        return f"None of {total} arms can be distinguished from {name}."
+    if better:
+        best = groups[0][0]
+        gain = best.difference.value
+        text = f"{better} of {total} arms beat {name}, best {best.arm.name} (by {gain:.3f})"
+        rest = [(worse, "worse"), (unclear, "unclear")]
+    else:
+        text = f"{worse} of {total} arms {_are(worse)} worse than {name}"
+        rest = [(unclear, "unclear")]
+    rest = [f"{number} {_are(number)} {word}" for number, word in rest if number]
+    return f"{'; '.join([text, ', '.join(rest)] if rest else [text])}."
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def ended_early(comparison: Comparison) -> str:
+    """Return how many runs of each arm ended early and were not repeated, "" if there are none."""
+    early = [(arm.name, len(arm.ended_early), len(arm.runs)) for arm in comparison.arms]
+    early = sorted((one for one in early if one[1]), key=lambda one: -one[1])
+    if not early:
+        return ""
+    texts = [f"{name} {number} of {total} runs" for name, number, total in early]
+    text = f"Ended early: {', '.join(texts)}."
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    number = sum(number for _, number, _ in early)
+    return f"Ended early: {number} runs of {len(early)} arms, most of {texts[0]}."
+
+
+def basis(comparison: Comparison) -> str:
+    """Return what the scores are, and the numbers of seeds and of runs."""
+    results, scoring = comparison.results, comparison.scoring
+    seeds = as_range([result.scores.num_seeds for result in results])
+    text = f"{seeds} seed{'s' * (seeds != '1')}{' each' * (len(results) > 1)}"
+    num_runs = as_range([len(result.runs) for result in results])
+    if num_runs != seeds:
+        text += f" ({num_runs} runs)"
+    if scoring.measure == TRAINING:
+        return f"Scored by the training reward of {scoring.judged}, {text}."
+    return f"Scored on {len(scoring.questions)} held-out questions, {scoring.judged}, {text}."
+
+
+def what_is_visible(comparison: Comparison) -> str:
+    """Return which differences would be visible, and the seeds that an observed one needs."""
+    unclear = [result for result in comparison.others if result.decision == UNCLEAR]
+    known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
+    texts = []
+    if len(known) < len(unclear):
+        texts.append(f"Decisions need at least {FEWEST_SEEDS} seeds of each arm.")
+    if known:
+        sizes = sorted({f"{result.visible_difference:.2g}" for result in known}, key=float)
+        size = sizes[0] if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        texts.append(f"The smallest visible difference is {size}.")
+    needing = [result for result in known if result.seeds_needed is not None]
+    if needing:
+        texts.append(_needed(min(needing, key=lambda result: result.seeds_needed or inf)))
+    return " ".join(texts)
+
+
+def _needed(result: ArmResult) -> str:
+    """Return the seeds that would show the observed difference if it were the true one."""
+    number = result.seeds_needed or inf
+    seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
+    needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
+    observed = f"{result.difference.value:+.3g}"
+    return f"If {result.arm.name} truly differs by the observed {observed}, that needs {needs}."
 
 
 def _with_differences(results: Sequence[ArmResult]) -> str:
     """Return the names of the arms with their differences to the baseline."""
     return _joined([f"{result.arm.name} (by {abs(result.difference):.3f})" for result in results])
-
-
-def _unclear_clause(results: Sequence[ArmResult], baseline: ArmResult) -> str:
-    names = [result.arm.name for result in results]
-    shown = _joined(names) if len(names) <= _MAX_NAMES else f"the other {len(names)} arms"
-    text = f"{shown} cannot be distinguished from {baseline.arm.name}"
-    if not all(result.has_enough_seeds for result in [*results, baseline]):
-        return f"{text} (use at least {FEWEST_SEEDS} seeds of each arm)"
-    return f"{text} ({_needed_seeds(results, baseline)})"
-
-
-def _needed_seeds(results: Sequence[ArmResult], baseline: ArmResult) -> str:
-    """Return the smallest detectable difference, and the number of additional seeds needed."""
-    visible = max(result.visible_difference for result in results)
-    smallest = f"smallest visible difference {visible:.2g}"
-    fewest = min(result.scores.num_seeds for result in [*results, baseline])
-    needed = [
-        # Recommend at least one more seed, because the present seeds allow no decision.
-        (max(result.seeds_needed - fewest, 1), result.arm.name)
-        for result in results
-        if result.seeds_needed is not None
-    ]
-    if not needed:
-        return f"{smallest}; such small differences require more questions, not more seeds"
-    number, name = min(needed)
-    each = "" if len(results) == 1 else f" each would suffice for {name}"
-    return f"{smallest}; {number} more seed{'s' * (number > 1)}{each or ' would suffice'}"
-
-
-def _basis(comparison: Comparison) -> str:
-    """Return the basis of the comparison: the measure and the number of seeds."""
-    counts = sorted({result.scores.num_seeds for result in comparison.results})
-    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    seeds = f"{number} seed{'s' * (number != '1')}"
-    if len(comparison.results) > 1:
-        seeds += " each"
-    if comparison.scoring.measure == TRAINING:
-        return f"by the training reward of {comparison.scoring.judged}, {seeds}"
-    return f"on {len(comparison.scoring.questions)} held-out questions, {seeds}"
 
 
 def _joined(names: Sequence[str]) -> str:

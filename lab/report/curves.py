@@ -12,12 +12,12 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row
+COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html fits both)
 COLOUR = "#3b7dd8"
 
 
-def curves(comparison: Comparison) -> Chart:
-    """Return a chart with one panel of learning curves per arm, and the baseline in grey."""
+def curves(comparison: Comparison) -> dict[str, Any]:
+    """Return the chart with one panel of learning curves per arm, and the baseline in grey."""
     points, bands = curve_rows(comparison)
     # The layers of a facet must share one data set, so each row names its layer.
     rows = [{**row, "layer": "run"} for row in points]
@@ -32,11 +32,16 @@ def curves(comparison: Comparison) -> Chart:
     facet = alt.Facet("arm:N", sort=names, title=None, header=header)
     columns = min(len(names), COLUMNS)
     panels = layers.properties(width=WIDTH // columns - 20, height=400 // columns + 20)
-    return panels.facet(facet, columns=columns, spacing=14).add_params(progress)
+    chart = panels.facet(facet, columns=columns, spacing=14).add_params(progress)
+    spec = chart.to_dict(validate=False)
+    for layer in spec["spec"]["layer"]:
+        # The title is the chosen measure. Altair refuses an expression, and Vega-Lite accepts it.
+        layer["encoding"]["x"]["axis"]["title"] = {"expr": "progress"}
+    return spec
 
 
 def _layers(measure: str) -> list[Chart]:
-    x = alt.X("at:Q", title=None, axis=alt.Axis(grid=False, tickCount=4, format="~s"))
+    x = alt.X("at:Q", axis=alt.Axis(grid=False, tickCount=4, format="~s"))
     # Split the title into two lines, because the panels are not tall.
     title = ["score on", HELD_OUT]
     if measure == TRAINING:

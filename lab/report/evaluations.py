@@ -2,13 +2,16 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import nan
 from typing import Any
 
 import msgspec
 
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.text import printable
 
 
 @dataclass(frozen=True, order=True)
@@ -22,10 +25,27 @@ class Question:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of one policy version by question."""
+    """The rewards of one policy version by question, None for each unscored rollout."""
 
-    scores: dict[Question, float]  # mean reward, NaN if no rollout of the question was scored
+    rewards: dict[Question, list[float | None]]
     num_broken: int = 0  # number of unreadable lines
+
+    @cached_property
+    def scores(self) -> dict[Question, float]:
+        """The mean reward of the scored rollouts by question, NaN if there are none."""
+        return self.scores_with({})
+
+    def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
+        """Return the scores, given the reward of unscored rollouts in each environment.
+
+        Unscored rollouts of other environments are left out.
+        """
+        scores = {}
+        for question, rewards in self.rewards.items():
+            filled = [unscored.get(question.env) if x is None else x for x in rewards]
+            known = [reward for reward in filled if reward is not None]
+            scores[question] = sum(known) / len(known) if known else nan
+        return scores
 
 
 class _Line(msgspec.Struct):
@@ -45,24 +65,25 @@ def evaluated_versions(folder: RunFolder) -> list[int]:
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
     """Return the evaluation of one policy version. Count and skip unreadable lines."""
-    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)  # key: (env, example id)
+    rewards: dict[tuple[str, str], list[float | None]] = defaultdict(list)  # key: (env, example)
     asked: dict[tuple[str, str], msgspec.Raw] = {}
     num_broken = 0
-    for line in folder.evaluation_of(version).read_bytes().splitlines():
+    try:
+        lines = folder.read(folder.evaluation_of(version)).splitlines()
+    except OSError:
+        return Evaluation({}, num_broken=1)
+    for line in lines:
         try:
             line.decode()  # raises for invalid UTF-8, which msgspec does not check in a Raw field
             rollout = _LINE.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             num_broken += 1
             continue
-        key = (str(rollout.env), str(rollout.example))
+        key = (printable(str(rollout.env)), printable(str(rollout.example)))
         asked.setdefault(key, rollout.messages)
-        rewards[key] += [] if rollout.reward is None else [rollout.reward]
-    scores = {
-        _question(*key, messages): sum(rewards[key]) / len(rewards[key]) if rewards[key] else nan
-        for key, messages in asked.items()
-    }
-    return Evaluation(scores, num_broken)
+        rewards[key].append(rollout.reward)
+    by_question = {_question(*key, messages): rewards[key] for key, messages in asked.items()}
+    return Evaluation(by_question, num_broken)
 
 
 def _question(env: str, example: str, messages: msgspec.Raw) -> Question:

@@ -1,4 +1,4 @@
-"""The forest plot of a report: scores, seeds, intervals, differences and decisions of the arms."""
+"""The forest plot of a report: scores, seeds, intervals and differences of the arms."""
 
 import shlex
 from dataclasses import asdict
@@ -8,19 +8,19 @@ import altair as alt
 
 from lab.report.comparison import Comparison
 from lab.report.run import Run
-from lab.report.scoring import HELD_OUT
+from lab.report.scoring import HELD_OUT, judged_step
 from lab.report.statistics import BETTER, UNCLEAR, WORSE
 from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
-DECISIONS = {BETTER: "#2a9d5c", WORSE: "#d1495b", UNCLEAR: "#7d8ba1", "baseline": BASELINE_COLOUR}
+DECISIONS = {BETTER: "#1e8049", WORSE: "#c93545", UNCLEAR: "#66707f", "baseline": BASELINE_COLOUR}
 ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class
 
 
 def forest(comparison: Comparison) -> Chart:
-    """Return the chart with one row per arm: seeds, interval, difference and decision."""
+    """Return the chart with one row per arm: seeds, interval, and difference to the baseline."""
     rows = _arm_rows(comparison)
     order = [row["arm"] for row in rows]
     base = alt.Chart(alt.Data(values=rows))
@@ -46,18 +46,16 @@ def forest(comparison: Comparison) -> Chart:
     )
     number = len(comparison.scoring.questions)
     of = f"score on {number} held-out questions" if number else "training reward"
-    panels = [left.properties(width=300, title=f"{of}, {comparison.scoring.judged}")]
+    panels = [left.properties(width=360, title=f"{of}, {comparison.scoring.judged}")]
     if comparison.others:
-        panels += _differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour)
+        panels.append(_differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour))
     height = ROW_HEIGHT * len(order)
     panels = [panel.properties(height=height) for panel in panels]
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
 
-def _differences(
-    comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color
-) -> list[Chart]:
-    """Return a panel that draws the differences, and a column with their values and decisions."""
+def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color) -> Chart:
+    """Return the panel with the differences, coloured by decision."""
     # With a fixed number of digits, two ticks could have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
@@ -69,25 +67,20 @@ def _differences(
             x=alt.X("difference.value:Q", axis=axis), y=hidden, color=colour
         ),
     )
-    texts = base.mark_text(align="left", fontSize=12).encode(
-        x=alt.value(0), y=hidden, text="text:N", color=colour
-    )
     title = f"difference to {comparison.baseline.arm.name}"
-    return [drawn.properties(width=230, title=title), texts.properties(width=250)]
+    return drawn.properties(width=330, title=title)
 
 
 def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one chart row per arm with its score, difference and decision."""
     rows = []
     for result in comparison.by_score:
-        text = f"{result.difference:+.3f} {result.decision}"
         rows.append(
             {
                 "arm": result.arm.name,
                 "score": asdict(result.score),
                 "difference": asdict(result.difference),
                 "decision": result.decision,
-                "text": "baseline" if result is comparison.baseline else text,
             }
         )
     return rows
@@ -97,9 +90,8 @@ def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Return one chart row per run, for the dots of the forest plot."""
     measure, rows = comparison.scoring.measure, []
     for result in comparison.results:
-        for run, score in zip(result.runs, result.scores.runs.tolist(), strict=True):
-            step = run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
-            view = view_command(run, measure, step)
+        for run, score in zip(result.runs, result.run_scores.tolist(), strict=True):
+            view = view_command(run, measure, judged_step(run, measure))
             rows.append({"arm": result.arm.name, "seed": run.seed, "score": score, "view": view})
     return rows
 

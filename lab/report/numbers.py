@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,24 +11,26 @@ from rich.table import Table
 
 from lab.report.arms import Arm
 from lab.report.comparison import Comparison
-from lab.report.conclusion import conclusion
+from lab.report.conclusion import basis, conclusion, what_is_visible
+from lab.report.power import MOST_SEEDS
 from lab.report.statistics import BETTER, LEVEL, NUM_DRAWS, WORSE
 
 Record: TypeAlias = dict[str, Any]  # the numbers of one arm by their keys in report.json
 
 COLUMNS = {  # key in report.json: column title, number format
     "name": ("arm", ""),
-    "scored_seeds": ("seeds", ""),
-    "reward": ("score", ".3f"),
-    "difference": ("difference", "+.3f"),
     "decision": ("decision", ""),
+    "difference": ("difference", "+.3f"),
+    "reward": ("score", ".3f"),
+    "scored_seeds": ("seeds", ""),
     "minutes": ("minutes", ".1f"),
     "failed": ("unfinished", ""),
+    "num_unscored": ("unscored", ""),
     "score": ("with interval", ".3f"),
     "p_value": ("p (Holm)", ".3g"),
     "chance_better": ("P(better)", ".0%"),
     "visible_difference": ("visible from", ".3f"),
-    "seeds_needed": ("seeds needed", ""),
+    "seeds_needed": ("seeds needed", ",.0f"),
     "interquartile": ("interquartile mean", ".3f"),
 }
 NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
@@ -38,6 +41,9 @@ def as_json(comparison: Comparison) -> bytes:
     record = {
         "question": comparison.question or None,
         "conclusion": conclusion(comparison),
+        "basis": basis(comparison),
+        "visible": what_is_visible(comparison),
+        "looks": comparison.num_looks,
         "measure": comparison.scoring.measure,
         "judged": comparison.scoring.judged,
         "num_questions": len(comparison.scoring.questions),
@@ -56,7 +62,8 @@ def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Reco
     records: dict[str, Record] = {}
     for result in comparison.by_score if comparison else ():
         numbers = {key: getattr(result, key) for key in COLUMNS if hasattr(result, key)}
-        records[result.arm.label] = {**numbers, "scores": result.scores.runs.tolist()}
+        numbers |= {"scores": result.scores.runs.tolist(), "undecided_if": result.undecided_if}
+        records[result.arm.label] = numbers | {"scored_runs": len(result.runs)}
     for arm in arms:
         records.setdefault(arm.label, {})
         records[arm.label] |= {
@@ -65,6 +72,7 @@ def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Reco
             "seeds": len(arm.runs),
             "steps": max(run.num_steps for run in arm.runs),
             "failed": sum(not run.finished for run in arm.runs),
+            "ended_early": len(arm.ended_early),
             "folders": [str(run.folder) for run in arm.runs if run.folder],
             "errors": [run.cause for run in arm.runs if run.cause],
         }
@@ -84,6 +92,8 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
 def _cell(value: Any, spec: str) -> str:
     """Return a number as text, or "-" if the number is unknown or a count of 0."""
     is_nan, is_no_count = value != value, type(value) is int and value == 0
+    if spec == COLUMNS["seeds_needed"][1] and value and value > MOST_SEEDS:
+        return "more questions" if value == inf else f"> {MOST_SEEDS:,}"
     return "-" if value is None or is_nan or is_no_count else format(value, spec)
 
 
@@ -105,7 +115,7 @@ def as_csv(comparison: Comparison) -> str:
     scores = {
         id(run): score  # key by id, because runs of two folders may share a name
         for result in comparison.results
-        for run, score in zip(result.runs, result.scores.runs, strict=True)
+        for run, score in zip(result.runs, result.run_scores, strict=True)
     }
     why = {id(run): reason for run, reason in comparison.left_out}
     heads = ("arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "commit")

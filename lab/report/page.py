@@ -16,16 +16,18 @@ import msgspec
 
 from envs.loading import cache_folder
 from lab.report.arms import differing_keys
-from lab.report.comparison import Comparison, by_cause
-from lab.report.conclusion import conclusion
+from lab.report.comparison import Comparison
+from lab.report.conclusion import basis, ended_early, headline, what_is_visible
 from lab.report.curves import curves
 from lab.report.forest import forest
+from lab.report.notes import by_cause
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
-from lab.report.statistics import NUM_DRAWS
+from lab.report.statistics import NUM_DRAWS, looks_factor
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
+from rl.runtime.text import printable
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
@@ -34,8 +36,7 @@ PNG_SCALE = 2  # PNG pixels per unit of the chart
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
     """Write the page, report.csv and figures/. `command` is the command that started the runs."""
-    drawn = {"forest": forest(comparison), "curves": curves(comparison)}
-    specs = {name: chart.to_dict(validate=False) for name, chart in drawn.items()}
+    specs = {"forest": forest(comparison).to_dict(validate=False), "curves": curves(comparison)}
     # Replace lone surrogates, which settings may contain and UTF-8 cannot encode.
     path.write_text(render(comparison, specs, command), errors="replace")
     path.with_suffix(".csv").write_text(as_csv(comparison), errors="replace")
@@ -49,7 +50,11 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
     template = environment.from_string(files("lab.report").joinpath("page.html").read_text())
     return template.render(
         comparison=comparison,
-        conclusion=conclusion(comparison),
+        headline=headline(comparison),
+        ended_early=ended_early(comparison),
+        basis=basis(comparison),
+        what_is_visible=what_is_visible(comparison),
+        heads=[*comparison.arms[0].choices] or ["arm"],
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings(comparison),
         failures=by_cause(comparison.left_out),
@@ -57,12 +62,13 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,
+        looks_factor=looks_factor(comparison.num_looks),
         # msgspec writes NaN as null. Escape "<", so that "</script>" in a name stays text.
         specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
         command=command,
         made=time.strftime("%Y-%m-%d %H:%M"),
-        num_judged=sum(len(result.runs) for result in comparison.results),
+        num_scored=len(comparison.scoring.runs),
         running_mean=LAST_STEPS if comparison.scoring.measure == TRAINING else 0,
     )
 
@@ -93,7 +99,7 @@ def settings(comparison: Comparison) -> list[list[str]]:
     rows = [["setting", *(arm.name for arm in arms)]]
     for key in differing_keys([arm.runs[0] for arm in arms]):
         values = [str(arm.runs[0].config.get(key, "-")) for arm in arms]
-        rows.append([key.removesuffix("._target_"), *values])
+        rows.append(list(map(printable, [key.removesuffix("._target_"), *values])))
     return rows
 
 
@@ -101,7 +107,7 @@ def num_models(comparison: Comparison) -> int:
     """Return the number of different initial models, as far as their fingerprints are known."""
     found = set()
     for folder in (run.folder for run in comparison.runs if run.folder):
-        with suppress(OSError, IndexError):
+        with suppress(OSError, ValueError, IndexError):
             found.add(RunFolder(folder).model_fingerprint())
     return len(found - {""})
 

@@ -14,13 +14,18 @@ from lab.report.evaluations import Evaluation, Question, evaluated_versions, rea
 from lab.report.statistics import Floats
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, read_metrics, steps_done
-from rl.runtime.start_record import load_yaml, read_record, resume_command
-from rl.runtime.text import key_of, strip_escapes
+from rl.runtime.start_record import read_record, resume_command
+from rl.runtime.stop_when import is_fulfilled
+from rl.runtime.sweep_folder import NOT_STARTED
+from rl.runtime.text import START_KEYS, key_of, printable
+from rl.runtime.user_code import code_versions
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
-RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
+RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
+_STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
 
 
@@ -71,12 +76,21 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/user_code.py
     command: str = ""  # the command that resumes the run
+    grown: int = 0  # how often the sweep had grown when it got this run
+    selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
     def finished(self) -> bool:
         """Whether the run has finished and therefore enters the comparison."""
         return not self.cause
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run has begun and ended, but not finished."""
+        is_open = self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
+        return not self.finished and not is_open
 
     @property
     def training_reward(self) -> float | None:
@@ -88,6 +102,10 @@ class Run:
     def questions(self) -> set[Question]:
         """The questions of the last evaluation, empty for a run without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
+
+    def judged(self, num_judged: int) -> list[Evaluation]:
+        """Return the evaluations of the judged versions."""
+        return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
         """Return the last `num_judged` versions, without the untrained version 0 if possible."""
@@ -116,12 +134,12 @@ def read_run(
     versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
-        name=folder.name,
+        name=_readable(folder.name),
         folder=folder.path,
         overrides=meaningful,
         config=config,
         seed=settings.get("seed"),
-        cause=_readable(_cause(folder, rows, error, max_steps)),
+        cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -129,20 +147,22 @@ def read_run(
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
-        commit=str(record.get("commit") or ""),
-        command=resume_command(folder) if record else "",
+        commit=_readable(str(record.get("commit") or "")),
+        code=code_versions(folder),
+        command=printable(resume_command(folder)) if record else "",
+        selects_examples=bool(settings.get("learned.selects_examples")),
     )
 
 
 def _readable(text: str) -> str:
     """Return the shortened text without characters that JSON or the chart library rejects."""
-    return strip_escapes(text).encode(errors="replace").decode()[:_LONGEST_TEXT]
+    return printable(text)[:_LONGEST_TEXT]
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
     """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
-        return _flat(load_yaml(folder.config.read_bytes()))
+        return _flat(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
         return {}
 
@@ -169,7 +189,9 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
     }
 
 
-def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int) -> str:
+def _cause(
+    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+) -> str:
     """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -178,13 +200,14 @@ def _cause(folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps:
     try:
         ensure_free(folder)
     except FolderInUse:
-        return f"still going: {progress}"
+        return f"{_STILL_GOING}: {progress}"
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     if error is not None or not rows:
         return error or "no step was done"
-    return f"stopped after {progress}" if num_steps < max_steps else ""
+    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
+    return f"stopped after {progress}" if is_cut_short else ""
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

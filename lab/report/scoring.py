@@ -1,7 +1,7 @@
 """Score each run on the same held-out questions, else by the training reward of its last steps."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -10,10 +10,15 @@ import numpy as np
 from lab.report.arms import Arm
 from lab.report.evaluations import Question
 from lab.report.run import LAST_STEPS, Curve, Run
-from lab.report.statistics import Scores
+from lab.report.statistics import Floats, Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
 FEWEST_SHARED = 0.5  # minimum share of the baseline's questions that a run must have
+_MOSTLY_UNSCORED = "most of its questions have no score"
+REWARD = Question("", "", "")  # key of the training reward in a table
+
+Table = Mapping[Question, float]  # the scores of one run
+Rows = Sequence[tuple[Run, Table]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +26,17 @@ class ScoredArm:
     """The scored runs of one arm, with their scores."""
 
     arm: Arm
-    runs: tuple[Run, ...]  # one run per row of `scores`
-    scores: Scores
+    rows: Rows  # the scored runs
+    lost: tuple[Run, ...]  # runs that ended early or are mostly unscored, and were not repeated
+    run_scores: Floats  # the mean score of each scored run
+    scores: Scores  # one row per seed, the mean over the runs with this seed
+    num_rollouts: int  # number of rollouts in the judged evaluations
+    num_unscored: int  # how many of them have no score
+
+    @property
+    def runs(self) -> list[Run]:
+        """The scored runs."""
+        return [run for run, _ in self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +47,7 @@ class Scoring:
     judged: str  # description of the scored versions or steps
     arms: tuple[ScoredArm, ...]
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
+    num_judged: int  # number of evaluations whose mean is the score
     questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
 
     @property
@@ -51,76 +66,117 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     if not asked:
         return _by_training_reward(arms)
     reference = Counter(asked).most_common(1)[0][0]
-    tables: dict[int, dict[Question, float]] = {}  # scores of each kept run, by id(run)
-    kept: list[tuple[Arm, list[Run]]] = []
+    kept: list[tuple[Arm, Rows]] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
-        runs = []
+        rows: list[tuple[Run, Table]] = []
         for run in arm.finished:
-            table = _mean_scores(run, num_judged)
+            table = mean_scores(run, num_judged)
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
             elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
                 left_out.append((run, f"its questions differ from those of {baseline.name}"))
             elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
-                left_out.append((run, "most of its questions have no score"))
+                left_out.append((run, _MOSTLY_UNSCORED))
             else:
-                runs.append(run)
-                tables[id(run)] = table
-        if runs:
-            kept.append((arm, runs))
-    every = [run for _, runs in kept for run in runs]
-    questions = tuple(sorted(reference.intersection(*tables.values())))
+                rows.append((run, table))
+        if rows:
+            kept.append((arm, rows))
+    every = [run for _, rows in kept for run, _ in rows]
+    tables = [table for _, rows in kept for _, table in rows]
+    questions = tuple(sorted(reference.intersection(*tables)))
     if not questions or not any(arm is baseline for arm, _ in kept):
         return _by_training_reward(arms)
-    envs = sorted({question.env for question in questions})
-    strata = np.array([envs.index(question.env) for question in questions])
-    scored = []
-    for arm, runs in kept:
-        y = np.array([[tables[id(run)][question] for question in questions] for run in runs])
-        scored.append(ScoredArm(arm, tuple(runs), Scores(y, strata)))
+    lost = {run for run, why in left_out if why == _MOSTLY_UNSCORED}
+    scored = tuple(_scored_arm(*one, questions, lost, num_judged) for one in kept)
     judged = _versions_in_words(every, num_judged)
-    return Scoring(HELD_OUT, judged, tuple(scored), tuple(left_out), questions)
+    return Scoring(HELD_OUT, judged, scored, tuple(left_out), num_judged, questions)
 
 
 def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
     scored: list[ScoredArm] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
-        left_out += [(r, "it has no reward") for r in arm.finished if r.training_reward is None]
-        runs = tuple(run for run in arm.finished if run.training_reward is not None)
-        if runs:
-            y = np.array([[run.training_reward] for run in runs], float)
-            scored.append(ScoredArm(arm, runs, Scores(y, np.zeros(1, np.int64))))
+        rewards = [(run, run.training_reward) for run in arm.finished]
+        left_out += [(run, "it has no reward") for run, reward in rewards if reward is None]
+        if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
+            scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
     judged = _last_steps_in_words([run for one in scored for run in one.runs])
-    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out))
+    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1)
+
+
+def _scored_arm(
+    arm: Arm,
+    rows: Rows,
+    questions: Sequence[Question],
+    mostly_unscored: Collection[Run],
+    num_judged: int,
+) -> ScoredArm:
+    seeds = {seed_of(run) for run, _ in rows}
+    lost = [run for run in arm.runs if run.ended_early or run in mostly_unscored]
+    judged = [one for run, _ in rows for one in run.judged(num_judged)] if num_judged else []
+    rewards = [reward for one in judged for rewards in one.rewards.values() for reward in rewards]
+    return ScoredArm(
+        arm=arm,
+        rows=rows,
+        lost=tuple(run for run in lost if seed_of(run) not in seeds),
+        run_scores=np.array([[table[q] for q in questions] for _, table in rows]).mean(1),
+        scores=scores_of(rows, questions),
+        num_rollouts=len(rewards),
+        num_unscored=rewards.count(None),
+    )
+
+
+def scores_of(rows: Rows, questions: Sequence[Question]) -> Scores:
+    """Return the scores of one arm on these questions. Runs of one seed are averaged."""
+    by_seed: dict[Hashable, list[list[float]]] = defaultdict(list)
+    for run, table in rows:
+        by_seed[seed_of(run)].append([table[question] for question in questions])
+    envs = sorted({question.env for question in questions})
+    strata = np.array([envs.index(question.env) for question in questions], np.int64)
+    return Scores(np.array([np.mean(same, axis=0) for same in by_seed.values()]), strata)
+
+
+def seed_of(run: Run) -> Hashable:
+    """Return the seed of a run. A run whose seed is unknown has a seed of its own."""
+    return id(run) if run.seed is None else str(run.seed)
 
 
 def _last_steps_in_words(runs: Sequence[Run]) -> str:
     """Return the number of scored steps in words. A run may have fewer steps than LAST_STEPS."""
-    counts = _range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
+    counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
     return "the last step" if counts == "1" else f"the last {counts} steps"
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
     """Return the scored policy versions in words."""
     versions = [run.judged_versions(num_judged) for run in runs]
-    last, most = _range([one[-1] for one in versions]), max(map(len, versions))
+    last, most = as_range([one[-1] for one in versions]), max(map(len, versions))
     name = f"version{'s' * (' ' in last)} {last}"
     return name if most == 1 else f"the last {most} evaluations, up to {name}"
 
 
-def _range(numbers: Sequence[int]) -> str:
+def judged_step(run: Run, measure: str) -> int:
+    """Return the policy version of the last evaluation, or the number of the last step."""
+    return run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
+
+
+def as_range(numbers: Sequence[int]) -> str:
     """Return the range of the numbers as text, such as "6" or "6 to 10"."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _mean_scores(run: Run, num_judged: int) -> dict[Question, float]:
-    """Return the mean over the judged versions for each question that all these versions scored."""
-    tables = [run.evaluations[version].scores for version in run.judged_versions(num_judged)]
+def mean_scores(
+    run: Run, num_judged: int, unscored: Mapping[str, float] | None = None
+) -> dict[Question, float]:
+    """Return the mean over the judged versions for each question that all these versions scored.
+
+    `unscored` is the reward of unscored rollouts in each environment. By default they are left out.
+    """
+    tables = [one.scores_with(unscored or {}) for one in run.judged(num_judged)]
     questions = set(tables[0]).intersection(*tables) if tables else set()
-    means = {q: float(np.mean([table[q] for table in tables])) for q in questions}
+    means = {q: sum(table[q] for table in tables) / len(tables) for q in questions}
     return {question: mean for question, mean in means.items() if not isnan(mean)}
 
 

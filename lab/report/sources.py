@@ -1,13 +1,14 @@
 """Find and read the runs of a report in sweep folders and run folders."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lab.report.run import Run, read_run
 from lab.runs import runs_at
 from rl.runtime.sweep_folder import SweepFolder
+from rl.runtime.text import printable
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
         if sweep.jobs.is_dir():
             if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(found):
                 notes.append(f"{num_broken} files in {sweep.jobs} cannot be read.")
-            texts = {key: text or sweep.read_info().get(key, "") for key, text in texts.items()}
+            info = sweep.read_info()
+            texts = {k: text or printable(str(info.get(k) or "")) for k, text in texts.items()}
         elif not found:
             notes.append(f"{path} holds neither a sweep (jobs/) nor a run.")
         for run in found:
             key = run.folder.path.resolve() if run.folder else len(runs)
             if key not in runs:
-                runs[key] = read_run(run.folder, run.overrides, run.error, num_judged)
+                one = read_run(run.folder, run.overrides, run.error, num_judged)
+                runs[key] = replace(one, grown=run.grown)
     return Sources(list(runs.values()), notes=notes, **texts)

@@ -31,9 +31,7 @@ Floats: TypeAlias = NDArray[np.float64]
 NUM_DRAWS = 10_000
 LEVEL = 0.95  # confidence level of every interval
 ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
-POWER = 0.8  # statistical power at the smallest visible difference
 FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
-MOST_SEEDS = 1000  # maximum number of seeds that a report recommends
 BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
 
 
@@ -46,8 +44,9 @@ class Interval:
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return the estimate, and the interval if it is known: 0.512 [0.500, 0.524]."""
-        ends = f" [{self.low:{spec}}, {self.high:{spec}}]" if np.isfinite(self.low) else ""
+        """Return the estimate, and the interval if it is known: +0.512 [0.500, 0.524]."""
+        end = spec.removeprefix("+")
+        ends = f" [{self.low:{end}}, {self.high:{end}}]" if np.isfinite(self.low) else ""
         return f"{self.value:{spec}}{ends}"
 
     def __abs__(self) -> "Interval":
@@ -225,6 +224,15 @@ def p_value(difference: float, spread: Spread) -> float:
     )
 
 
+def looks_factor(num_looks: int) -> int:
+    """Return the factor for the p-values of a sweep that was judged `num_looks` times as it grew.
+
+    The first look is judged at ERROR, and all later looks together at ERROR / 2 at most, because
+    the sum of 1 / (k (k + 1)) from k = 2 on is 1 / 2.
+    """
+    return num_looks * (num_looks + 1) if num_looks > 1 else 1
+
+
 def student_quantile(degrees_of_freedom: Any, probability: float) -> Any:
     """Return a quantile of Student's t distribution, normal for infinite degrees of freedom."""
     from scipy.special import ndtri, stdtrit
@@ -255,36 +263,6 @@ def chance_better(arm: Floats, baseline: Floats) -> float:
     """Return the share of seed pairs in which the arm [S] beats the baseline [T]. A tie is 1/2."""
     pairs = arm[:, None] - baseline[None, :]
     return float((pairs > 0).mean() + (pairs == 0).mean() / 2)
-
-
-def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
-    """Return the smallest true difference that is detected with probability POWER, or NaN."""
-    return spread.standard_error * float(
-        _num_errors(spread.decision_degrees_of_freedom, num_comparisons)
-    )
-
-
-def _num_errors(degrees_of_freedom: Any, num_comparisons: int) -> Any:
-    """Return how many standard errors a difference needs to be detected with probability POWER."""
-    tail = 1 - ERROR / 2 / max(num_comparisons, 1)
-    return student_quantile(degrees_of_freedom, tail) + student_quantile(degrees_of_freedom, POWER)
-
-
-def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) -> int | None:
-    """Return the seeds per arm that detect this true difference with probability POWER.
-
-    Return None if no number of seeds suffices. Only more questions help then.
-    """
-    if len(spread.seeds) < 2 or not difference:
-        return None
-    counts = range(FEWEST_SEEDS, MOST_SEEDS + 1)
-    spreads = [spread.with_seeds(count) for count in counts]
-    errors = np.array([one.standard_error for one in spreads])
-    needed = _num_errors(
-        np.array([one.decision_degrees_of_freedom for one in spreads]), num_comparisons
-    )
-    enough = np.flatnonzero(errors * needed <= abs(difference))
-    return counts[int(enough[0])] if len(enough) else None
 
 
 def interquartile_mean(values: Floats) -> Any:

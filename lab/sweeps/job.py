@@ -20,6 +20,7 @@ from lab.sweeps.process import end_with_process, redirect_output_to
 from lab.sweeps.slots import Slot, hold_slot
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.status import STOPPED
 from rl.runtime.stop_request import Stopped
 from rl.runtime.sweep_folder import (
@@ -31,7 +32,7 @@ from rl.runtime.sweep_folder import (
     JobRecord,
     SweepFolder,
 )
-from rl.runtime.text import strip_escapes
+from rl.runtime.text import printable
 
 Start = Callable[[str, bool], float | None]  # arguments: run name, whether to resume
 
@@ -99,7 +100,8 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
     if record.state != DONE or record.folder is None:
         return False
     try:
-        done = yaml.safe_load(RunFolder(Path(record.folder)).config.read_text())
+        folder = RunFolder(Path(record.folder))
+        done = load_yaml(folder.read(folder.config))
         return done["max_steps"] >= max_steps
     except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
         return False
@@ -117,5 +119,5 @@ def _message(error: BaseException) -> str:
         return f"ended with status {cause.code}" if cause.code else STOPPED
     if isinstance(cause, KeyboardInterrupt):
         return "interrupted"
-    lines = strip_escapes(str(cause)).strip().splitlines()
+    lines = printable(str(cause)).strip().splitlines()
     return lines[0].removeprefix("- ") if lines else type(cause).__name__

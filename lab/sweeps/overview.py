@@ -16,7 +16,7 @@ from threading import Event, Thread
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
-from rl.runtime.text import relative_path
+from rl.runtime.text import relative_path, say
 from rl.terminal.panel import duration
 
 _TICK_S = 0.5
@@ -76,7 +76,7 @@ class Jobs:
 def read_jobs(sweep: SweepFolder) -> Jobs:
     """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs step by step."""
     records, info = sweep.records(), sweep.read_info()
-    numbers = info.get("jobs")
+    numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
     return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 
@@ -104,7 +104,7 @@ def start_message(sweep: SweepFolder, command: str) -> str:
 
 def announce(sweep: SweepFolder, number: int) -> None:
     """Print the start of a sequential job, and the overall progress."""
-    print(f"\n{read_jobs(sweep).line_of(number)}", flush=True)  # noqa: T201
+    say(f"\n{read_jobs(sweep).line_of(number)}")
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
                 counted = time.monotonic()
                 lines.append(jobs.progress())
             for line in lines:
-                print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)  # noqa: T201
+                say(f"{time.strftime('%H:%M:%S')} {line}")
 
 
 def unfinished_message(sweep: SweepFolder, command: str) -> str:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.config.schema import ConfigError
+from rl.config.schema import ConfigError, as_config_error
+from rl.runtime.files import own_folder
 
 _TICK_S = 0.5
 _CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
@@ -77,8 +78,9 @@ def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slo
     if not slots:
         yield None
         return
-    folder = folder or Path(tempfile.gettempdir(), f"offbyone-slots-{os.getuid()}")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with as_config_error():
+        name = f"offbyone-slots-{os.getuid()}"
+        folder = own_folder(folder or Path(tempfile.gettempdir(), name))
     while True:
         for slot in slots:
             with ExitStack() as locks:

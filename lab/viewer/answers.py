@@ -13,6 +13,7 @@ import yaml
 from lab.viewer.index import RunIndex
 from lab.viewer.rollout_lines import without_surrogates
 from lab.viewer.token_record import tokens_of
+from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 
 COLUMNS = (
@@ -91,7 +92,7 @@ def tokens(index: RunIndex, number: int) -> dict[str, Any]:
 def _loss_options(index: RunIndex) -> dict[str, Any]:
     """Return the numeric options of the run's loss, which include its clipping bounds."""
     try:
-        config = yaml.safe_load(index.run_folder.config.read_text())
+        config = load_yaml(index.run_folder.read(index.run_folder.config))
         return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
     except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError):
         return {}

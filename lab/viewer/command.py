@@ -14,6 +14,7 @@ from rich.console import Console
 
 from lab.runs import folders_and_options, runs_at
 from rl.runtime.folder import RunFolder
+from rl.runtime.text import printable
 
 if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
@@ -39,12 +40,12 @@ def main(words: Sequence[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE, markup=False)
-        console.print(_list_of_runs(), markup=False)
+        console.print(printable(_list_of_runs()), markup=False)
         return 0
     try:
         _view(words, console)
     except ValueError as error:
-        console.print(str(error), markup=False, style="red")
+        console.print(printable(str(error)), markup=False, style="red")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -111,7 +112,7 @@ def _export(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"export={path} cannot be written: {error.strerror}") from error
-    console.print(f"{path} ({len(text) / 1e6:.1f} MB)", markup=False)
+    console.print(f"{printable(str(path))} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 
 def _serve(

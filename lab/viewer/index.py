@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.given_files import inside
 
 _FULL_COLOUR_QUANTILE = 0.98  # tokens from this quantile of |gradient| on get the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
@@ -73,7 +74,11 @@ class RunIndex:
 
     def _read(self, file: SourceFile) -> None:
         """Add the new rows of a file. Raise _Rewritten if its earlier rows have changed."""
-        rows, broken, is_complete = rows_of(file)
+        try:
+            rows, broken, is_complete = rows_of(file)
+        except OSError as error:
+            broken = [f"{file.path.name} cannot be read: {error.strerror}"]
+            rows, is_complete = [], True
         before = (
             [row for row in self.rows if row.path == file.path] if file.path in self.files else []
         )
@@ -86,10 +91,10 @@ class RunIndex:
 
     def _refresh_records(self) -> None:
         """Sum the gradients of each rollout over all ranks, for steps with changed files."""
-        files = {
-            path: path.stat().st_mtime_ns
-            for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet"))
-        }
+        files = {}
+        for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet")):
+            with suppress(FileNotFoundError):
+                files[path] = inside(path, self.run_folder.path).stat().st_mtime_ns
         steps = {step_of(path) for path, time in files.items() if self._records.get(path) != time}
         for step in sorted(steps):
             paths = [path for path in files if step_of(path) == step]
@@ -108,12 +113,13 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     found = [
         *(("training", path) for path in run_folder.rollouts.glob("step_[0-9]*.jsonl")),
         *(("evaluation", path) for path in run_folder.evaluations.glob("version_[0-9]*.jsonl")),
-        *(("evaluation", path) for path in [run_folder.evaluated] if path.is_file()),
+        ("evaluation", run_folder.evaluated),
     ]
     files = []
     for source, path in found:
-        with suppress(FileNotFoundError):  # a resumed run may have deleted the file
-            stat, step = path.stat(), 0 if path == run_folder.evaluated else step_of(path)
+        with suppress(FileNotFoundError):  # a resumed run may have deleted the file, for example
+            stat = inside(path, run_folder.path).stat()
+            step = 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
 

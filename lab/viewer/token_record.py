@@ -32,7 +32,8 @@ def tokens_of(
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
 
-    `identity` is the rollout's id, and `options` are the numeric options of the loss.
+    A row occurs once per update of its batch. `identity` is the rollout's id, and `options` are the
+    numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -81,6 +82,7 @@ def _row(
 
     return {
         "row": recorded.row,
+        "update": recorded.update,
         "ids": ids,
         "pieces": pieces(tokenizer, ids),
         "special": [number in added for number in ids],
@@ -145,7 +147,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
     """Return the tokenizer of a run, or None and the reason."""
-    with suppress(OSError):  # raised if the run has no model.txt
+    with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
             return _loaded(path), ""

@@ -27,10 +27,18 @@ NEUTRAL_SAMPLING = {
 }
 
 
-def group_size_one(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse groups of one rollout if the advantage compares the rollouts of a group."""
-    is_sampled = not is_imitator(config["sampler"]["_target_"])
-    if config["group_size"] == 1 and is_sampled and learned.advantage_compares:
+def groups_of_equal_rewards(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse equal rewards in every group if the advantage compares the rollouts of a group."""
+    sampler = config["sampler"]["_target_"]
+    if not learned.advantage_compares:
+        return
+    if is_imitator(sampler):
+        if (value_of(config, "buffer.min_spread") or 0) > 0:
+            yield (
+                f"{sampler} makes all rewards of a group equal, so the buffer would reject every "
+                "group: use buffer=fifo or buffer.min_spread=0"
+            )
+    elif config["group_size"] == 1:
         yield (
             f"group_size=1 with {config['advantage']['_target_']} makes every advantage 0, because "
             "it compares the rollouts of a group: use group_size=8 or so, or advantage=none"
@@ -136,14 +144,11 @@ def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
 def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]:
     """Refuse options that make rewards negative if the advantage needs rewards >= 0."""
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
-    lowers = learned.truncation_lowers_rewards
+    # With normalise_each penalties are subtracted from the advantages (rl/rollouts/credit.py).
+    before = not value_of(config, "reward.normalise_each")
     lowered = {
-        truncation: lowers,
-        # normalise_each treats truncation's change as a separate reward (rl/rollouts/credit.py).
-        f"{truncation} with reward.normalise_each": not lowers
-        and learned.truncation_changes_rewards
-        and value_of(config, "reward.normalise_each"),
-        "reward.length_penalty": (value_of(config, "reward.length_penalty") or 0) > 0,
+        truncation: before and learned.truncation_lowers_rewards,
+        "reward.length_penalty": before and (value_of(config, "reward.length_penalty") or 0) > 0,
         "kl.place=reward": config["kl"]["beta"] > 0 and config["kl"]["place"] == "reward",
     }
     for what, is_on in lowered.items():
@@ -254,7 +259,7 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
 
 
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
-    group_size_one,
+    groups_of_equal_rewards,
     loss_and_aggregation,
     loss_and_sampler,
     changed_sampling,

@@ -7,7 +7,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from rl.config.annotations import Node, converted
+from rl.config.annotations import converted
 from rl.config.schema import ConfigError
 from rl.config.signatures import read
 
@@ -23,7 +23,7 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     if unknown := node.keys() - known.keys() - {"_target_"}:
         raise ConfigError([f"{target}.{key} is not an option" for key in sorted(unknown)])
     options = {
-        key: converted(value, known[key], f"{target}.{key}", _built)
+        key: converted(value, known[key], f"{target}.{key}", lambda node, _: component(node))
         for key, value in node.items()
         if key != "_target_"
     }
@@ -57,7 +57,8 @@ def _imported(name: str, target: str) -> ModuleType:
         ) from error
 
 
-def _built(node: Node, _path: str) -> Any:
+def component(node: Mapping[str, Any]) -> Any:
+    """Return the node's function with its options bound, or an instance of the node's class."""
     made = build(node)
     return made() if isinstance(made.func, type) or made.func is _configured else made
 

@@ -22,14 +22,15 @@ class Learned:
     loss_corrects: bool  # whether the loss, given old_logprobs, also reads rollout_logprobs
     correction_is_neutral: bool  # whether the correction leaves every weight at 1
     divergence_is_linear: bool  # whether the gradient is the same for every token
-    advantage_takes_turns: bool
+    advantage_by_turn: bool  # whether the advantage returns one number per turn
+    advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
     advantage_compares: bool  # whether the only rollout of a group has the advantage 0
     advantage_refuses_negative: bool
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether rollouts of any length weigh the same
     truncation_lowers_rewards: bool  # whether a reward of 0 may become negative
-    truncation_changes_rewards: bool
+    selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
 
     @staticmethod
     def of(run: Run) -> "Learned":

@@ -151,11 +151,14 @@ class TrainerSettings:
     max_grad_norm: PositiveFloat
     gradient_checkpointing: bool
     compile: bool
+    share_prefixes: bool
     num_threads: PositiveInt | None
     checkpoint_every: NonNegativeInt
     keep_checkpoints: PositiveInt
     max_nonfinite_steps: PositiveInt
     wait_timeout: PositiveFloat
+    debug: bool
+    profile: NonNegativeInt
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:

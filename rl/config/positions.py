@@ -1,9 +1,10 @@
 """Read the longest row that a model supports from its config.json, or from its adapter's base."""
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from rl.runtime.given_files import load_json
 
 ADAPTER = "adapter_config.json"
 
@@ -27,7 +28,7 @@ def positions_of(path: Any) -> int | None:
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, or {} if the file cannot be read or parsed."""
     with suppress(OSError, ValueError):
-        content = json.loads(path.read_text("utf-8"))
+        content = load_json(path.read_bytes())
         return content if isinstance(content, dict) else {}
     return {}
 

@@ -11,11 +11,11 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references, spans_hosts
+from rl.config.facts import fact, is_imitator, references
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import positions_problem
+from rl.config.process_rules import debugging, devices, early_stop, time_limit
 from rl.config.resume_rules import leaves, run_folder_problems
-from rl.config.schema import seconds_of
 from rl.config.signatures import did_you_mean
 from rl.config.transport import transport_problems
 
@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+_KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
 # The usual form of the names of environment variables that hold keys.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
@@ -38,10 +39,11 @@ def secret_problems(config: Config) -> Iterator[str]:
     for path, value in leaves(config):
         if not isinstance(value, str):
             continue
-        if _PASSWORD.match(value):
+        form = "a password (scheme://user:password@host)" if _PASSWORD.match(value) else ""
+        if form := form or ("a key (...?key=value)" if _KEY_PARAMETER.match(value) else ""):
             yield (
-                f"{path} holds a password (scheme://user:password@host), which would be written to "
-                "config.yaml: leave it out, and give a key in an environment variable"
+                f"{path} holds {form}, which would be written to config.yaml: leave it out, and "
+                "give a key in an environment variable"
             )
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):
@@ -63,13 +65,6 @@ def batches(config: Config) -> Iterator[str]:
         )
     if batch < ranks:
         yield f"batch_size={batch} is below trainer.ranks={ranks}: use at most {batch} ranks"
-    sampler = config["sampler"]["_target_"]
-    equal = sampler if is_imitator(sampler) else "group_size=1" if group == 1 else None
-    if equal and (value_of(config, "buffer.min_spread") or 0) > 0:
-        yield (
-            f"{equal} makes all rewards of a group equal, so the buffer would reject every group: "
-            "use buffer=fifo or buffer.min_spread=0"
-        )
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
@@ -178,26 +173,6 @@ def rollout_timeout(config: Config) -> Iterator[str]:
             )
 
 
-def devices(config: Config) -> Iterator[str]:
-    """Refuse names of this machine's GPUs in a run that starts processes on other hosts."""
-    for key in ("inference.devices", "trainer.devices"):
-        names = value_of(config, key)
-        if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
-            yield (
-                f"{key}={names} names GPUs of this machine, and {config['cluster']['_target_']} "
-                "starts processes on other machines: use null, and set CUDA_VISIBLE_DEVICES on each"
-            )
-
-
-def time_limit(config: Config) -> Iterator[str]:
-    """Check that max_time is a valid duration."""
-    try:
-        if (max_time := config.get("max_time")) is not None:
-            seconds_of(max_time)
-    except ValueError as error:
-        yield f"max_time={error}, or null"
-
-
 def rewards(config: Config) -> Iterator[str]:
     """Require that each environment has a reward whose weight is not 0."""
     members = value_of(config, "env.envs") or {}  # the environments of a mixture by name
@@ -287,6 +262,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rollout_timeout,
     devices,
     time_limit,
+    debugging,
+    early_stop,
     rewards,
     transport_problems,
     output_head,

@@ -21,6 +21,7 @@ from rl.config.nodes import (
 )
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.transport import Transport, transport
+from rl.runtime.given_files import load_yaml
 
 FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
 RESUMES_FORMAT_1 = "4df5c0c"  # the last git commit that can resume a run of format 1
@@ -110,6 +111,7 @@ class Run(Settings):
     seed: NonNegativeInt
     max_steps: PositiveInt
     max_time: float | str | None
+    stop_when: str | None
     batch_size: PositiveInt  # rollouts per optimizer step
     group_size: PositiveInt  # rollouts per example
     max_seq_len: Annotated[int, Meta(ge=2)]
@@ -143,6 +145,7 @@ class Run(Settings):
     output_dir: str
     run_name: str
     resume: bool
+    accept_changed_code: bool
     # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
 
@@ -177,7 +180,7 @@ class Run(Settings):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Return the run that `save` wrote to this file."""
-        settings = yaml.safe_load(path.read_text())
+        settings = load_yaml(path.read_bytes())
         settings.pop("format", None)
         return cls.of(settings)
 

@@ -19,6 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+_LEAST_ALIKE = 1.2  # at most 2, for equal words
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -59,8 +60,14 @@ Options = dict[str, Option]
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `: did you mean x?` with the closest known word, or "" if no word is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f": did you mean {close[0]}?" if close else ""
+
+    def alike(other: str) -> tuple[float, float]:
+        order = difflib.SequenceMatcher(None, word, other).ratio()
+        letters = difflib.SequenceMatcher(None, sorted(word), sorted(other)).ratio()
+        return order + letters, letters  # letters alone would hide exchanged ones, as in gpro
+
+    closest = max(known, key=alike, default="")
+    return f": did you mean {closest}?" if alike(closest)[0] >= _LEAST_ALIKE else ""
 
 
 @cache
@@ -161,6 +168,11 @@ def definition_of(target: str) -> tuple[Module, Definition]:
     module = source(name)
     if module is None:
         path = f"{name.replace('.', '/')}.py"
+        if Path(path).is_file() and spec_of(top := name.partition(".")[0]):
+            raise LookupError(
+                f"Python finds another package {top} before the folder {top} here: rename the "
+                f"folder, such as my_{top}"
+            )
         start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
         hint = did_you_mean(name, _siblings(name)) or start
         raise LookupError(f"there is no module {name}{hint}")

@@ -4,7 +4,6 @@ This module imports no torch.
 """
 
 import inspect
-import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import Report, UnusableResult
+from rl.dry_call.report import BadResult, Report, json_round_trip, unwrapped
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group
 from rl.rollouts.buffer import FifoBuffer
@@ -44,16 +43,16 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
             if drawn is not None:
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
-                    raise UnusableResult(
+                    raise BadResult(
                         f"drew {len(indices)} groups: return {count} different waiting groups"
                     )
                 if len(set(indices)) != count:
-                    raise UnusableResult(
+                    raise BadResult(
                         f"drew a group twice: {sorted(indices)}; return each group once"
                     )
                 waiting.difference_update(indices)
         another = made()
-        another.load(_json_round_trip(buffer.state()))
+        another.load(json_round_trip(buffer.state()))
         another.load({})
 
 
@@ -65,23 +64,10 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
-    """Raise UnusableResult if a method is missing, because some methods run only after a resume."""
+    """Raise BadResult if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
-        raise UnusableResult(
-            f"has no {names}: derive it from {base.__module__}.{base.__qualname__}"
-        )
-
-
-def _json_round_trip(state: Any) -> Any:
-    """Return the state after a JSON round trip, as checkpoints store it."""
-    try:
-        return json.loads(json.dumps(state))
-    except (TypeError, ValueError) as error:
-        raise UnusableResult(
-            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
-            "text as keys"
-        ) from error
+        raise BadResult(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
@@ -102,8 +88,17 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
             place = order.next(index)
             order.observe(place, _made_up_group(index, 0, order.example(place)))
         order.metrics()
-        another.load(_json_round_trip(order.state()))
+        another.load(json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
+
+
+def select_by_rewards(order: Any, buffer: Any) -> bool:
+    """Return whether the order observes groups, or the buffer decides itself which to accept."""
+    orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
+    return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
+        getattr(buffers, name, None) is not getattr(FifoBuffer, name)
+        for name in ("add", "why_useless")
+    )
 
 
 def first_examples(report: Report, node: Any) -> list[Pool]:
@@ -137,9 +132,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                 for pool in pools:
                     if len(pool.examples) and not isinstance(pool.examples[0], Example):
                         kind = type(pool.examples[0]).__name__
-                        raise UnusableResult(
-                            f"has examples of type {kind}: return envs.episode.Example"
-                        )
+                        raise BadResult(f"has examples of type {kind}: return envs.episode.Example")
                 found[0] = pools
             except ValueError as error:  # a signal handler outside the main thread
                 if "main thread" not in str(error):
@@ -157,8 +150,12 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 
 def check_methods(report: Report, env: type) -> None:
-    """Check that `score` and `reply` accept the protocol's arguments, without calling them."""
-    for name, given in (("score", ["the episode"]), ("reply", ["the episode", "the message"])):
+    """Check that methods of `env` accept the protocol's arguments, without calling them."""
+    for name, given in (
+        ("score", ["the episode"]),
+        ("score_group", ["the episodes"]),
+        ("reply", ["the episode", "the message"]),
+    ):
         method = inspect.getattr_static(env, name, None)
         if not inspect.isfunction(method):
             continue
@@ -167,4 +164,4 @@ def check_methods(report: Report, env: type) -> None:
                 inspect.signature(method).bind(None, *given)
             except TypeError as error:
                 why = f"has other parameters ({error}): accept {' and '.join(given)}"
-                raise UnusableResult(why) from None
+                raise BadResult(why) from None

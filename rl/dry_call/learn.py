@@ -33,7 +33,7 @@ def learn(config: Config) -> Learned:
     Raises:
         ConfigError: a component raised, or returned an unusable value; with file and line.
     """
-    from rl.config.build import build
+    from rl.config.build import build, component
     from rl.dry_call import examples, rewards, tensors
 
     report, facts = Report(), dict[str, Any]()
@@ -49,16 +49,19 @@ def learn(config: Config) -> Learned:
     facts["divergence_is_linear"] = tensors.check_divergence(report, built["kl.estimator"])
     if "critic.estimator" in built:
         tensors.check_critic(report, built["critic.estimator"], built["critic.loss"])
-    facts |= rewards.check_advantage(report, built["advantage"], config["group_size"])
+    with report.calling("advantage", built["advantage"]):
+        advantage = component(config["advantage"])
+        facts |= rewards.check_advantage(report, advantage, config["group_size"])
     facts |= rewards.check_aggregation(report, built["aggregation"])
-    facts |= rewards.check_truncation(
-        report, built["truncation"], built["reward"](), config["max_seq_len"]
-    )
+    with report.calling("reward", built["reward"]):
+        shaping, longest = built["reward"](), config["max_seq_len"]
+        facts |= rewards.check_truncation(report, built["truncation"], shaping, longest)
     sampler = config["sampler"]
     count = config["batch_size"] // config["group_size"]
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
     if pools := examples.first_examples(report, config["env"]):
         examples.check_order(report, config["order"], pools)
+    facts["selects_examples"] = examples.select_by_rewards(config["order"], config["buffer"])
     examples.check_methods(report, unwrapped(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)
@@ -130,6 +133,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # the user's modules; see python_module
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)  # an environment's thread may still load data, so do not wait for it

@@ -1,6 +1,7 @@
 """Report errors of user code in a dry call: value, remedy, file and line."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from envs.user_code import frame_of
 
 
-class UnusableResult(ValueError):
+class BadResult(ValueError):
     """The error raised if user code returned an unusable value; the message has the remedy."""
 
 
@@ -18,6 +19,7 @@ class Report:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.metric_names: set[str] = set()  # names of the metrics that components returned
 
     @contextmanager
     def calling(
@@ -35,7 +37,7 @@ class Report:
             yield
         except unknown:
             pass
-        except UnusableResult as error:
+        except BadResult as error:
             self.problems.append(f"{group}: {name_of(made)} {error}{_location(defined_at(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
@@ -79,3 +81,14 @@ def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
 
 def _location(found: tuple[str, int] | None) -> str:
     return f" ({found[0]}, line {found[1]})" if found else ""
+
+
+def json_round_trip(state: Any) -> Any:
+    """Return the state after a JSON round trip, as checkpoints store it."""
+    try:
+        return json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        raise BadResult(
+            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
+            "text as keys"
+        ) from error

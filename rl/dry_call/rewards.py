@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from envs.episode import Example, StopReason
-from rl.dry_call.report import Report, UnusableResult
+from losses.groups import ScoredGroup
+from rl.dry_call.report import BadResult, Report, json_round_trip
 from rl.records import Credit, Rollout, TrainingRow
-from rl.rollouts.credit import GroupCredit
+from rl.rollouts.credit import RewardShaping, scored_group
+
+_EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 
 
 def made_up_rollout(
@@ -42,6 +45,15 @@ def made_up_rollout(
 
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
     """Call an advantage on made-up groups; return the facts named advantage_* in Learned."""
+
+    def made_up(rewards: Sequence[float | None]) -> ScoredGroup:
+        """Return a group whose rollouts have one to three turns of different lengths."""
+        turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
+        rollouts = [made_up_rollout(r, *t) for r, t in zip(rewards, turns, strict=True)]
+        return scored_group(
+            _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
+        )
+
     # The first reward is not 0, so that a group of one shows whether a baseline is subtracted.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
@@ -50,39 +62,50 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         "all rewards but one None (not scored)": [1.0, *[None] * (group_size - 1)],
         "None for each reward (none was scored)": [None] * group_size,
     }
-    by_turn = False
 
-    def shaped(rewards: Sequence[float | None]) -> list[Any]:
-        """Return one reward per rollout; if by_turn, one to three turn rewards per rollout."""
-        if not by_turn:
-            return list(rewards)
-        return [None if r is None else [r / 2] * (i % 3 + 1) for i, r in enumerate(rewards)]
-
-    def succeeds(report: Report, what: str) -> bool:
-        """Return whether the advantage returned valid numbers for the case named `what`."""
-        given = shaped(cases[what])
-        return _called(report, "advantage", advantage, what, by_turn, given) is not None
+    def succeeds(report: Report, what: str, unit: str) -> bool:
+        """Return whether the advantage returned one number per `unit` for the case `what`."""
+        with report.calling("advantage", advantage, what):
+            group = made_up(cases[what])
+            part = "" if unit == "rollout" else unit
+            _require_numbers(advantage(group), _per_unit(group, unit), part)
+            return True
+        return False
 
     first = next(iter(cases))
-    if not succeeds(Report(), first):
-        by_turn = True
-        by_turn = succeeds(Report(), first)
-    if not all(succeeds(report, what) for what in cases):
+    fitting = (unit for unit in ("rollout", "turn", "token") if succeeds(Report(), first, unit))
+    unit = next(fitting, "rollout")
+    if not all(succeeds(report, what, unit) for what in cases):
         return {}
+    with report.calling("advantage", advantage):
+        if hasattr(advantage, "state"):
+            advantage.load(json_round_trip(advantage.state()))
     try:
-        advantage(shaped([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
+        advantage(made_up([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
         refuses_negative = False
     except Exception:  # noqa: BLE001 whatever it raises, it does not take such a reward
         refuses_negative = True
+    given = made_up(ordinary)
     return {
-        "advantage_takes_turns": by_turn,
-        "advantage_is_reward": [*advantage(shaped(ordinary))] == shaped(ordinary),
-        "advantage_compares": all(_is_zero(advantage, shaped([r])) for r in (1.0, 0.0, 0.37)),
+        "advantage_by_turn": unit == "turn",
+        "advantage_by_token": unit == "token",
+        "advantage_is_reward": [*advantage(given)] == _per_unit(given, unit),
+        "advantage_compares": all(_is_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 
 
-def _is_zero(advantage: Any, alone: list[Any]) -> bool:
+def _per_unit(group: ScoredGroup, unit: str) -> list[Any]:
+    """Return the reward of each rollout, the list of its turns, or a 0 for each of its tokens."""
+    if unit == "rollout":
+        return list(group.rewards)
+    if unit == "turn":
+        return [turns and list(turns) for turns in group.turn_rewards]
+    pairs = zip(group.rewards, group.lengths, strict=True)
+    return [None if reward is None else [0.0] * length for reward, length in pairs]
+
+
+def _is_zero(advantage: Any, alone: ScoredGroup) -> bool:
     """Return whether the only rollout of a group has the advantage 0."""
     try:
         return not np.any(advantage(alone)[0])
@@ -97,8 +120,9 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     trials = [Report(), Report()]
     for by_turn, (given, trial) in enumerate(zip(forms, trials, strict=True)):
         what = f"the lengths {given}"
-        weights = _called(trial, "aggregation", aggregation, what, bool(by_turn), given, groups)
-        if weights is not None:
+        with trial.calling("aggregation", aggregation, what):
+            weights = aggregation(given, groups)
+            _require_numbers(weights, given, "turn" if by_turn else "")
             totals = [] if by_turn else [w * n for w, n in zip(weights, lengths, strict=True) if n]
             return {
                 "aggregation_takes_turns": bool(by_turn),
@@ -108,31 +132,21 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     return {}
 
 
-def _called(
-    report: Report, group: str, made: Any, what: str, by_turn: bool, given: list[Any], *more: Any
-) -> Any:
-    """Call a component; return its result, or None if the result is not one number per rollout."""
-    with report.calling(group, made, what):
-        result = made(given, *more)
-        _require_numbers(result, given, by_turn)
-        return result
-    return None
+def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
+    """Raise BadResult unless `result` has a number per item of `given`, or per `part` of an item.
 
-
-def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "rollout") -> None:
-    """Raise UnusableResult unless `result` has a number per item of `given` (per turn: by_turn)."""
+    `given` holds a list of parts per item if `part` names them, for example turns.
+    """
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise UnusableResult(
-            f"returned {what} for a group of {len(given)}: return one for each {unit}"
-        )
+        raise BadResult(f"returned {what} for a group of {len(given)}: return one for each {unit}")
     for number, item in zip(result, given, strict=True):
-        if by_turn:
+        if part:
             if item is not None:
-                _require_numbers(number, item, False, "turn of a rollout")
+                _require_numbers(number, item, unit=f"{part} of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
-            raise UnusableResult(
+            raise BadResult(
                 f"returned {number!r} instead of a number: return a finite number for each "
                 f"{unit}, 0 where there is nothing to learn"
             )
@@ -141,7 +155,7 @@ def _require_numbers(result: Any, given: list[Any], by_turn: bool, unit: str = "
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return whether a truncation lowers or changes rewards; also dry-call the reward shaping."""
+    """Return whether a truncation makes rewards negative; also dry-call the reward shaping."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),
@@ -155,21 +169,20 @@ def check_truncation(
         for rollout in rollouts:
             credit = truncation(rollout)
             if not isinstance(credit, Credit):
-                raise UnusableResult(
+                raise BadResult(
                     f"returned a {type(credit).__name__}: return Credit(reward, trains=...) of "
                     "rl/records.py"
                 )
             pairs.append((rollout, credit))
     if len(pairs) < len(rollouts):
         pairs.clear()
-    example = Example(0, "made up", [{"role": "user", "content": "made up"}])
     with report.calling("reward", shaping, "a made-up group"):
-        crediting = GroupCredit(
-            truncation, shaping, lambda rewards: [0.0] * len(rewards), lambda _: {"reward": 1.0}
-        )
-        crediting(example, rollouts)
-    rewards = [(r.reward, c.reward) for r, c in pairs if None not in (r.reward, c.reward)]
-    return {
-        "truncation_lowers_rewards": any(after < 0 for _, after in rewards if after is not None),
-        "truncation_changes_rewards": any(before != after for before, after in rewards),
-    }
+        if not isinstance(shaping, RewardShaping):
+            raise BadResult(
+                "has no penalties(group): derive it from rl.rollouts.credit.RewardShaping"
+            )
+        credits = [truncation(rollout) for rollout in rollouts] if pairs else []
+        group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})
+        _require_numbers(shaping.penalties(group), list(group.rewards))
+    rewards = [c.reward for r, c in pairs if r.reward is not None and c.reward is not None]
+    return {"truncation_lowers_rewards": any(after < 0 for after in rewards)}

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import Report, UnusableResult, unwrapped
+from rl.dry_call.report import BadResult, Report, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Metric names of the run itself. A loss must not return a metric with one of these names.
+# Names after "train/" of the run's own metrics. A component must not return one of these names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -24,6 +24,7 @@ RUN_METRICS = frozenset(
         *("reward", "shaped_reward", "tokens", "policy_version", "reference_retries"),
         *("value_mean", "return_mean", "explained_variance", "critic_learning_rate"),
         *("critic_grad_norm", "critic_skipped", "nonfinite_steps"),
+        *("value_loss", "zero_gradient_fraction"),
     )
 )
 
@@ -109,7 +110,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
         with trial.calling("loss", loss, INPUT):
             result = loss(tokens)
-            check_token_loss(result, leaves, taken=RUN_METRICS)
+            check_token_loss(trial, result, leaves)
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -118,57 +119,61 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise UnusableResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+            raise BadResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
     return set(stated), corrects
 
 
-def check_token_loss(
-    result: Any, leaves: list[Tensor], *, taken: frozenset[str] = frozenset()
-) -> None:
-    """Raise UnusableResult unless `result` is a TokenLoss of eight losses with a gradient."""
+def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
+    """Raise BadResult unless `result` is a TokenLoss of eight losses with a gradient."""
     if not isinstance(result, TokenLoss):
-        raise UnusableResult(
+        raise BadResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
-        raise UnusableResult(
+        raise BadResult(
             "returned a loss without gradient: compute it from tokens.logprobs or "
             "tokens.candidate_logprobs, and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
-        raise UnusableResult(
+        raise BadResult(
             "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
             "it divides by, takes the logarithm of, or raises to a power"
         )
-    check_metrics(result.metrics, taken)
+    if result.ratio_clamped is not None:
+        _require_shape(result.ratio_clamped, "ratio_clamped as ", "number per token")
+    check_metrics(report, result.metrics)
 
 
-def check_metrics(metrics: Any, taken: frozenset[str]) -> None:
-    """Raise UnusableResult unless each metric has one number per token, or one number in total."""
+def check_metrics(report: Report, metrics: Any) -> None:
+    """Raise BadResult unless each metric has one number per token, or one number in total.
+
+    The names must differ from those of the run and of the components that were called before.
+    """
     if not isinstance(metrics, Mapping):
-        raise UnusableResult(
+        raise BadResult(
             f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
-        if name in taken:
-            raise UnusableResult(
-                f"returned a metric {name!r}, a name that the run uses itself: choose another name"
-            )
+    for owner, names in (
+        ("the run uses itself", RUN_METRICS),
+        ("another component uses", report.metric_names),
+    ):
+        if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
+            raise BadResult(f"returned a metric {taken}, a name that {owner}: choose another name")
+    report.metric_names |= metrics.keys()
 
 
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise UnusableResult unless `values` is a tensor of this shape."""
+    """Raise BadResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise UnusableResult(
-            f"returned {what}{_describe(values)}: return a tensor with one {wanted}"
-        )
+        raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 
 
 def _describe(value: Any) -> str:
@@ -187,13 +192,13 @@ def check_correction(report: Report, correction: Any) -> bool:
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            raise UnusableResult(
+            raise BadResult(
                 f"returned {_describe(result if weights is None else weights)}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
-            raise UnusableResult("returned a weight that is NaN or infinite: clamp the ratio")
-        check_metrics(getattr(result, "metrics", None), RUN_METRICS)
+            raise BadResult("returned a weight that is NaN or infinite: clamp the ratio")
+        check_metrics(report, getattr(result, "metrics", None))
         return bool((weights == 1).all())
     return False
 
@@ -209,9 +214,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise UnusableResult(
-                "returned numbers without gradient: do not detach the first argument"
-            )
+            raise BadResult("returned numbers without gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False
@@ -225,4 +228,5 @@ def check_critic(report: Report, estimator: Any, loss: Any) -> None:
         _require_shape(advantages, "", "advantage for each value, of shape [2, 3]", (2, 3))
     now = torch.linspace(-1.0, 1.0, NUM_TOKENS).requires_grad_()
     with report.calling("critic.loss", loss, "eight made-up values"):
-        check_token_loss(loss(now, now.detach() + 0.1, now.detach() - 0.01), [now])
+        result = loss(now, now.detach() + 0.1, now.detach() - 0.01)
+        check_token_loss(report, result, [now])

@@ -42,6 +42,7 @@ from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
 from rl.learner.weight_gradients import linear
 from rl.model.lora import has_adapter
+from rl.model.shared_prefixes import states_before
 from rl.records import RankBatch
 
 ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
@@ -104,8 +105,7 @@ class ValueModule(nn.Module):
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
-        hidden = self.body(input_ids=token_ids, use_cache=False).last_hidden_state
-        before = hidden[:, :-1][mask[:, 1:]]  # [N, H] hidden states that predict the tokens
+        before = states_before(self.body, token_ids, mask)  # [N, H]
         # Use float32, because values near 1 that differ by 0.4 % can be equal in bfloat16.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
@@ -151,14 +151,15 @@ class Critic:
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
-        scored = torch.tensor(batch.rewards).isfinite()[:, None]  # [R, 1]
+        # [R, L] True for the tokens of scored rollouts that train
+        counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
         turn_rewards[turn_rewards.isnan()] = 0.0  # NaN marks turns that the rollout does not have
         rewards = at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
             turns,
-            table.exists & scored,
+            counts,
             rewards - lost[0] if lost else rewards,
             estimator=self._options.estimator,
             over=self._options.over,
@@ -170,8 +171,11 @@ class Critic:
             replace(b, advantages=a.to(v), value_targets=ValueTargets(r.to(v), v, w.to(v)))
             for b, v, a, r, w in zip(batches, own, *parts, strict=True)
         ]
-        metrics = {"train/kl_penalty": float(lost[0].sum(1).mean())} if lost else {}
-        return credited, metrics | _metrics(values, result)
+        metrics = _metrics(values, result)
+        if lost:
+            total, num_rollouts = (lost[0] * counts).sum(), counts.any(1).sum()
+            metrics["train/kl_penalty"] = float(total / num_rollouts.clamp(min=1))
+        return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
         """Take `updates` optimizer steps towards the returns, and return their mean metrics.
@@ -214,7 +218,7 @@ class Critic:
 
     def load(self, folder: Path) -> None:
         """Load the weights and the optimizer's state that `save` wrote."""
-        load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
+        load_engine(self._engine, folder / "critic")
 
 
 def _targets(batch: Batch) -> ValueTargets:

@@ -12,16 +12,40 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
+# The classes in DeepSpeed's files besides tensors, numbers, texts and collections.
+_STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+class _TensorFiles(TorchCheckpointEngine):
+    """The reader and writer of a checkpoint's files, which runs no code of a file."""
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Return the state in a file. Raise ValueError if it holds another class or function."""
+        try:
+            with safe_globals(_STATE_CLASSES):
+                return torch.load(path, map_location=map_location, weights_only=True)
+        except UnpicklingError as error:
+            # PyTorch's own advice is to allow the class, which is wrong for a foreign file.
+            raise ValueError(
+                f"{path} is not loaded, because it is damaged or holds more than tensors. A "
+                "checkpoint from another person or an older DeepSpeed can do this: start a new run"
+            ) from error
 
 
 def start_engine(
@@ -36,6 +60,7 @@ def start_engine(
     """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
+        module.register_load_state_dict_post_hook(_miss_only_trained)
     fixed_keys = {
         "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed, without effect here
         "gradient_accumulation_steps": 1,
@@ -55,6 +80,8 @@ def start_engine(
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
+    # DeepSpeed's own reader runs any code that a file contains.
+    engine.checkpoint_engine = _TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
         # In stage 0 autograd sums the gradients of the micro-batches, in grad_dtype. The step needs
@@ -118,9 +145,13 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
     engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
 
 
-def load_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
-    path, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not partly_frozen)
+def load_engine(engine: Any, folder: Path) -> None:
+    """Load the state that `save_engine` wrote, which has no frozen weights. Collective.
+
+    Raises:
+        RuntimeError: a trained weight is missing in the file, or the file has another weight.
+    """
+    path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
         raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
@@ -158,6 +189,14 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
     """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for name in state.keys() - trained:
+    for name in state.keys() - _trained(module):
         del state[name]
+
+
+def _miss_only_trained(module: nn.Module, keys: Any) -> None:
+    """Forget missing frozen weights, so that a load fails only if a trained weight is missing."""
+    keys.missing_keys[:] = _trained(module) & {*keys.missing_keys}
+
+
+def _trained(module: nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}

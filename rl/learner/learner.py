@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -23,8 +24,10 @@ from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_json
 
 _STATE = "learner.json"
 
@@ -36,6 +39,8 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     name = run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
+    if run.trainer.share_prefixes:
+        share_prefixes(model)
     if run.trainer.gradient_checkpointing:
         recompute_layers(model)
     if run.trainer.compile:
@@ -59,8 +64,10 @@ class Learner:
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
+        model = load_trained(run, self._model)
+        self.shares_prefixes = shares_prefixes(model)  # whether batches should be planned for it
         self.policy = Policy(
-            load_trained(run, self._model),
+            model,
             build(run.optim)(),
             ranks,
             deepspeed_config=run.deepspeed,
@@ -100,6 +107,7 @@ class Learner:
             vocabulary=self.policy.vocabulary,
             reads_candidates=Learned.of(self._run).compares_distributions,
             head_dtype=self._head_dtype,
+            share_prefixes=self._settings.share_prefixes,
         )
         return build(self._run.reference)().start(setting)
 
@@ -117,8 +125,12 @@ class Learner:
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
         """Train on a batch, and return the metrics of the step.
 
-        `observer` receives numbers of every token in the first update (rl/learner/observation.py).
+        `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
+        # Seed dropout and losses that draw numbers once per step and rank, so that checkpoints need
+        # not store RNG state and a resumed run draws the same numbers.
+        sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
         alone = self._critic is not None and self._critic.trains_alone(batch.step)
@@ -154,4 +166,4 @@ class Learner:
         """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
-        self._beta = json.loads((folder / _STATE).read_text())["beta"]
+        self._beta = load_json((folder / _STATE).read_bytes())["beta"]

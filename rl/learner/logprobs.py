@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from rl.learner.output_head import OutputHead, most_likely
 from rl.model.lora import active_module
+from rl.model.shared_prefixes import states_before
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,14 +85,9 @@ class PolicyModule(nn.Module):
 
         With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
         likely tokens [N, K] and their logprobs [N, K].
-
-        Rows are padded on the right. They need no attention mask, because causal attention hides
-        the padding from all real tokens.
         """
-        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
-        chosen = mask[:, 1:]
-        before = hidden[:, :-1][chosen]  # [N, H] hidden state from which each token is predicted
-        targets = token_ids[:, 1:][chosen]  # [N]
+        before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
+        targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
         # Calling head(hidden) would be a collective under ZeRO-3, and the ranks have different

@@ -135,9 +135,10 @@ class Objective:
         metrics = {
             **_checked_metrics(result.metrics, logprobs),
             "entropy": tokens.entropies,
-            "ratio_clamped": tokens.ratio_clamped,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
         }
+        if result.ratio_clamped is not None:
+            metrics["ratio_clamped"] = result.ratio_clamped.detach()
         loss = result.loss
         if self.correction and tokens.old_logprobs is not None:
             anchors = tokens.old_logprobs, tokens.rollout_logprobs

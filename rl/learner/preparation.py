@@ -101,7 +101,7 @@ class Preparation:
             replace(b, advantages=b.advantages - relative.to(b.advantages)[b.rollout_ids])
             for b in batches
         ]
-        return credited, {"train/kl_penalty": float(lost.mean())}
+        return credited, {"train/kl_penalty": float(lost[counts].sum() / max(counts.sum(), 1))}
 
 
 def _reference_rows(batch: Batch) -> Rows:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rl.learner.collectives import gathered_bytes
 from rl.runtime.failure import RunFailed
 
 _SCHEME = "listening"
@@ -70,9 +71,7 @@ class Ranks:
         """Return rank 0's `word` on every rank. Collective."""
         if self.world == 1:
             return word
-        words = [word]
-        dist.broadcast_object_list(words, src=0)
-        return words[0]
+        return gathered_bytes(word.encode())[0].decode()
 
     def sum(self, value: float) -> float:
         """Return the sum of `value` over all ranks. Collective."""

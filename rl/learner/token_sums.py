@@ -13,13 +13,15 @@ sampled:
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
+import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from losses.tokens import log_ratio
+from rl.learner.collectives import gathered_bytes
+
+_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # a rank's sums, and its maximum
 
 
 class TokenSums:
@@ -62,8 +64,8 @@ class TokenSums:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         own = {name: float(value.double()) for name, value in self._sums.items()}
         # Send names with the sums, because a loss may return a metric for some micro-batches only.
-        ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(ranks, (own, float(self._largest)))
+        sent = msgspec.msgpack.encode((own, float(self._largest)))
+        ranks = [_RANK.decode(each) for each in gathered_bytes(sent)]
         totals: dict[str, float] = defaultdict(float)
         for sums, _ in ranks:
             for name, value in sums.items():

@@ -16,7 +16,6 @@ from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
 from rl.config.facts import sees_hint
-from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
@@ -37,13 +36,15 @@ from rl.runtime.status import Status
 from rl.runtime.stop_request import pass_on_signals
 from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSettings
-from rl.sampling.demonstrations import Imitator
+from rl.sampling.demonstrations import ImitationSampler
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert_player(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
+def _expert_player(
+    run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
+) -> PlayGroup:
     async def play_group(
         index: int,
         example: Example,  # only selects the environment, whose expert provides the prompts
@@ -113,16 +114,12 @@ async def main(run_folder: RunFolder) -> None:
             play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
+        credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
         dispatcher = Dispatcher(
             play_group=play_group,
             order=order,
-            credit=GroupCredit(
-                build(run.truncation),
-                build(run.reward)(),
-                build(run.advantage),
-                lambda example: env.environment_of(example).reward_weights,
-                Learned.of(run).advantage_takes_turns,
-            ),
+            credit=credit,
+            stateful=credit,
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
@@ -146,6 +143,7 @@ async def main(run_folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # the user's modules; see python_module
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):

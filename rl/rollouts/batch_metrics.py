@@ -7,6 +7,7 @@ import numpy as np
 
 from rl.evaluation.summary import (
     average,
+    finite_means,
     mean,
     mean_rewards,
     rollout_means,
@@ -14,6 +15,7 @@ from rl.evaluation.summary import (
     zero_spread,
 )
 from rl.records import Group, Rollout
+from rl.rollouts.credit import compared_columns
 
 _MAX_TURN_METRICS = 8  # number of turns that have separate reward metrics
 
@@ -35,7 +37,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/untrained": average([not credit.trains for credit in credits]),
         "rollout/forks": average([max(len(rollout.rows) - 1, 0) for rollout in rollouts]),
         "rollout/retries": average([rollout.retries for rollout in rollouts]),
-        "rollout/zero_spread": zero_spread(rewards),
+        "rollout/zero_spread": zero_spread(_most_varied(groups)),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
@@ -65,14 +67,22 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
+def _most_varied(groups: Sequence[Group]) -> list[list[float]]:
+    """Return for each group, of the numbers that the advantage compared, those that differ most."""
+    compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
+    return [
+        max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared
+    ]
+
+
 def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the mean of each named reward at each turn, over the rollouts that have this turn."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for rollout in rollouts:
-        for name, rewards in rollout.turn_rewards.items():
-            for turn, value in enumerate(rewards[:_MAX_TURN_METRICS]):
-                values[f"reward/{name}/turn_{turn}"].append(value)
-    return {name: average(known) for name, known in values.items()}
+    return finite_means(
+        (f"reward/{name}/turn_{turn}", value)
+        for rollout in rollouts
+        for name, rewards in rollout.turn_rewards.items()
+        for turn, value in enumerate(rewards[:_MAX_TURN_METRICS])
+    )
 
 
 def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:

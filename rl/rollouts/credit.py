@@ -2,10 +2,17 @@
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
+With normalise_each the penalties follow the advantages, because a normalisation would remove their
+size:
+
+    A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
+
+P_i is what truncation=penalty and the length penalty subtract from the reward.
+
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
-truncation and shaping. Most advantages use the rewards of whole episodes. An advantage by turn uses
-the rewards by turn, and each token gets the number of its turn.
+truncation and shaping. An advantage sees the group with both (losses/groups.py). It returns one
+number per rollout, turn or token. Each token gets its own number or that of its rollout or turn.
 
 The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
 different shaping can be compared.
@@ -14,29 +21,42 @@ different shaping can be compared.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from envs.episode import Example
+from losses.groups import ScoredGroup
+from rl.config.build import build, component
+from rl.config.learned import Learned
 from rl.config.ranges import NonNegativeFloat
-from rl.records import Advantage, Credit, Rollout, TurnAdvantage
+from rl.config.schema import Run
+from rl.records import Credit, Group, Rollout
 from rl.runtime.failure import RunFailed
 
 Truncation = Callable[[Rollout], Credit]
+Advantage = Callable[[ScoredGroup], Sequence[Any]]
+"""group -> one number per rollout, or a sequence per rollout: a number per turn, or per token"""
+
+_SPREAD_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
-    """The reward shaping of conf/reward, which changes rewards before the advantage.
+    """The reward shaping of conf/reward. A subclass with its own `penalties` is a custom choice.
 
     Attributes:
         normalise_each: whether to compute an advantage of each named reward, then the weighted sum
-            (GDPO, arXiv:2601.05242), so that rewards with small and large spreads count equally.
-            If not, compute one advantage of the weighted sum of the named rewards.
+            (GDPO, arXiv:2601.05242, without its normalisation over the batch), so that rewards with
+            small and large spreads count equally. If not, compute one advantage of the weighted sum
+            of the named rewards.
         length_penalty: reward subtracted per completion token.
     """
 
     normalise_each: bool
     length_penalty: NonNegativeFloat
+
+    def penalties(self, group: ScoredGroup) -> Sequence[float]:
+        """Return the number that is subtracted from the reward of each rollout."""
+        return [self.length_penalty * length for length in group.lengths]
 
 
 @dataclass(frozen=True)
@@ -45,91 +65,212 @@ class GroupCredit:
 
     Attributes:
         weights_of: returns the reward weights of an example.
-        per_turn: whether the advantage uses the rewards by turn.
+        per_turn: whether the advantage returns one number per turn.
+        compares: whether the advantage subtracts a baseline of the group.
+        needs_score: whether a rollout without a score does not train, because the loss reads
+            advantages.
+        per_token: whether the advantage returns one number per completion token.
     """
 
     truncation: Truncation
     shaping: RewardShaping
-    advantage: Advantage | TurnAdvantage
+    advantage: Advantage
     weights_of: Callable[[Example], Mapping[str, float]]
     per_turn: bool = False
+    compares: bool = True
+    needs_score: bool = True
+    per_token: bool = False
+
+    @staticmethod
+    def of(run: Run, weights_of: Callable[[Example], Mapping[str, float]]) -> "GroupCredit":
+        """Build the components of a run that make credits."""
+        learned = Learned.of(run)
+        return GroupCredit(
+            build(run.truncation),
+            build(run.reward)(),
+            component(run.advantage),
+            weights_of,
+            per_turn=learned.advantage_by_turn,
+            compares=learned.advantage_compares,
+            needs_score=learned.reads_advantages,
+            per_token=learned.advantage_by_token,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return the advantage's state for a checkpoint; {} if it has none."""
+        state = getattr(self.advantage, "state", dict[str, Any])
+        return state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state`; an empty `state` changes nothing."""
+        if state:
+            cast("Any", self.advantage).load(state)
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
         """Return one credit per rollout of the group that played `example`."""
         weights = self.weights_of(example)
-        credits = [self._shaped(rollout, weights) for rollout in rollouts]
+        credits = [self._truncated(rollout) for rollout in rollouts]
+        group = scored_group(example, rollouts, credits, weights)
+        penalties = self.shaping.penalties(group)
+        _require_length(penalties, len(rollouts), "reward: penalties", "rollout")
+        # Penalties follow truncation, so that they lower even a reward that is now 0.
+        credits = [
+            c if c.reward is None else replace(c, reward=c.reward - penalty)
+            for c, penalty in zip(credits, penalties, strict=True)
+        ]
+        group = scored_group(example, rollouts, credits, weights)
+        pairs = zip(credits, group.turn_rewards, strict=True)
+        credits = [replace(credit, turn_rewards=tuple(turns or ())) for credit, turns in pairs]
         if self.shaping.normalise_each:
-            advantages = self._normalised_each(weights, rollouts, credits)
+            credits = self._normalised_each(weights, group, credits)
         else:
-            advantages = self._advantages_of(credits)
-        pairs = zip(credits, advantages, strict=True)
-        return tuple(replace(credit, advantages=numbers) for credit, numbers in pairs)
+            pairs = zip(credits, self._advantages_of(group), strict=True)
+            credits = [replace(credit, advantages=numbers) for credit, numbers in pairs]
+        return tuple(self._compared(credits))
 
-    def _shaped(self, rollout: Rollout, weights: Mapping[str, float]) -> Credit:
+    def _truncated(self, rollout: Rollout) -> Credit:
         credit = self.truncation(rollout)
-        if credit.reward is not None and self.shaping.length_penalty:
-            # The penalty follows truncation, so that it lowers even a reward that is now 0.
-            lost = self.shaping.length_penalty * rollout.num_completion
-            credit = replace(credit, reward=credit.reward - lost)
-        return replace(credit, turn_rewards=_by_turn(rollout, credit.reward, weights))
+        trains = credit.trains and not (credit.reward is None and self.needs_score)
+        return replace(credit, trains=trains, by_token=self.per_token)
 
-    def _advantages_of(self, credits: Sequence[Credit]) -> list[tuple[float, ...]]:
-        """Return the advantages of one reward: one number per rollout, or one per turn."""
-        if not self.per_turn:
-            advantage = cast("Advantage", self.advantage)
-            return [(number,) for number in advantage([credit.reward for credit in credits])]
-        scored = [None if credit.reward is None else credit.turn_rewards for credit in credits]
-        advantages = cast("TurnAdvantage", self.advantage)(scored)
-        for rewards, numbers in zip(scored, advantages, strict=True):
-            if rewards is not None and len(numbers) != len(rewards):
-                raise RunFailed(
-                    f"the advantage returned {len(numbers)} numbers for a rollout of "
-                    f"{len(rewards)} turns: return one for each turn of each rollout"
-                )
-        pairs = zip(scored, advantages, strict=True)
-        return [(0.0,) if rewards is None else tuple(numbers) for rewards, numbers in pairs]
+    def _advantages_of(self, group: ScoredGroup) -> list[tuple[float, ...]]:
+        """Return the advantages of each rollout: one number, or one per turn or token."""
+        advantages = self.advantage(group)
+        _require_length(advantages, len(group.rewards), "the advantage", "rollout")
+        if not self.per_turn and not self.per_token:
+            return [(number,) for number in advantages]
+        unit = "turn" if self.per_turn else "token"
+        counts = group.lengths if self.per_token else [len(t or ()) for t in group.turn_rewards]
+        found = []
+        for numbers, count, reward in zip(advantages, counts, group.rewards, strict=True):
+            if reward is not None:
+                _require_length(numbers, count, "the advantage", unit, "rollout")
+            found.append((0.0,) if reward is None else tuple(map(float, numbers)))
+        return found
 
     def _normalised_each(
-        self, weights: Mapping[str, float], rollouts: Sequence[Rollout], credits: Sequence[Credit]
-    ) -> list[tuple[float, ...]]:
-        """Return the weighted sum of the separate advantages of all named rewards.
-
-        The changes by truncation and shaping count as one more reward, with weight 1.
-        """
-        pairs = list(zip(rollouts, credits, strict=True))
-        # The rewards of an unscorable rollout are not read, because they may be NaN or infinite.
-        columns = [
-            (weight, [_credit_of(r, c, r.rewards.get(name, 0.0), {name: 1.0}) for r, c in pairs])
+        self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
+    ) -> list[Credit]:
+        """Add the weighted sum of the separate advantages of all named rewards, minus penalties."""
+        columns = {
+            name: _only_reward(group, name)
             for name, weight in weights.items()
             if weight  # skip weight 0, because 0 x NaN is NaN
+        }
+        advantages = [
+            [tuple(weights[name] * a for a in numbers) for numbers in self._advantages_of(column)]
+            for name, column in columns.items()
+        ] or [[(0.0,)] * len(credits)]
+        lost = [
+            None
+            if credit.reward is None
+            else (0.0 if credit.is_zeroed else rollout.reward or 0.0) - credit.reward
+            for rollout, credit in zip(group.rollouts, credits, strict=True)
         ]
-        changes = [_credit_of(r, c, (c.reward or 0.0) - (r.reward or 0.0), {}) for r, c in pairs]
-        totals: list[tuple[float, ...]] = []
-        for weight, column in [*columns, (1.0, changes)]:
-            shares = [tuple(weight * a for a in numbers) for numbers in self._advantages_of(column)]
-            totals = [
-                tuple(t + s for t, s in zip(total, share, strict=True))
-                for total, share in zip(
-                    totals or [(0.0,) * len(s) for s in shares], shares, strict=True
+        known = [each for each in lost if each is not None]
+        mean = math.fsum(known) / len(known) if known and self.compares else 0.0
+        credited = []
+        for i, (credit, penalty) in enumerate(zip(credits, lost, strict=True)):
+            shares = zip(*(rows[i] for rows in advantages), strict=True)
+            relative = 0.0 if penalty is None else penalty - mean
+            named = [weights[name] * (column.rewards[i] or 0.0) for name, column in columns.items()]
+            credited.append(
+                replace(
+                    credit,
+                    advantages=tuple(math.fsum(share) - relative for share in shares),
+                    compared=None if self.per_turn else (*named, -(penalty or 0.0)),
                 )
-            ]
-        return totals
+            )
+        return credited
+
+    def _compared(self, credits: Sequence[Credit]) -> list[Credit]:
+        """Set `compared` where it differs from the rewards of rollouts or the advantages of turns.
+
+        An advantage may compare something else than rewards, such as messages or lengths. It then
+        returns numbers for equal rewards, or zeros for different ones.
+        """
+        if not self.compares:
+            return [replace(credit, compared=()) for credit in credits]
+        if self.per_turn or self.shaping.normalise_each:
+            return [*credits]
+        rewards = [credit.reward for credit in credits if credit.reward is not None]
+        is_flat = not rewards or max(rewards) - min(rewards) <= _SPREAD_TOLERANCE
+        is_zero = not any(any(credit.advantages) for credit in credits)
+        if is_flat == is_zero and not self.per_token:
+            return [*credits]
+        return [
+            replace(c, compared=(min(c.advantages, default=0.0), max(c.advantages, default=0.0)))
+            for c in credits
+        ]
 
 
-def _credit_of(
-    rollout: Rollout, credit: Credit, reward: float, weights: Mapping[str, float]
-) -> Credit:
-    """Return a credit with only this reward; unscorable rollouts stay unscorable."""
-    own = None if credit.reward is None else reward
-    return Credit(own, turn_rewards=_by_turn(rollout, own, weights))
+def _require_length(numbers: Any, count: int, what: str, unit: str, owner: str = "group") -> None:
+    if len(numbers) != count:
+        raise RunFailed(
+            f"{what} returned {len(numbers)} numbers for a {owner} of {count} {unit}s: return one "
+            f"for each {unit}{' of each rollout' if owner == 'rollout' else ''}"
+        )
+
+
+def scored_group(
+    example: Example,
+    rollouts: Sequence[Rollout],
+    credits: Sequence[Credit],
+    weights: Mapping[str, float],
+) -> ScoredGroup:
+    """Return the group as advantages and reward shaping see it, with the credits' rewards."""
+    pairs = list(zip(rollouts, credits, strict=True))
+    return ScoredGroup(
+        rewards=[credit.reward for credit in credits],
+        turn_rewards=[_by_turn(rollout, credit.reward, weights) for rollout, credit in pairs],
+        named_rewards=[
+            dict.fromkeys(rollout.rewards, 0.0) if credit.is_zeroed else rollout.rewards
+            for rollout, credit in pairs
+        ],
+        lengths=[rollout.num_completion for rollout in rollouts],
+        rollouts=rollouts,
+        example=example,
+    )
+
+
+def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
+    """Return the group with one of its named rewards as the reward."""
+    # The rewards of an unscorable rollout are not read, because they may be NaN or infinite.
+    rewards = [
+        None if reward is None else named.get(name, 0.0)
+        for reward, named in zip(group.rewards, group.named_rewards, strict=True)
+    ]
+    turns = [
+        # A reward that truncation set to 0 is 0 in each turn.
+        _by_turn(rollout, reward, {name: 1.0} if named is rollout.rewards else {})
+        for rollout, reward, named in zip(group.rollouts, rewards, group.named_rewards, strict=True)
+    ]
+    return replace(group, rewards=rewards, turn_rewards=turns)
+
+
+def compared_columns(group: Group) -> list[list[float]] | None:
+    """Return the numbers that the advantage compared, one list per reward or turn.
+
+    Rollouts without a score are left out. None: the advantage compared nothing.
+    """
+    credits = [credit for credit in group.credits if credit.reward is not None]
+    by_turn = any(len(credit.advantages) > 1 for credit in credits)
+    rows = [
+        c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)
+        for c in credits
+    ]
+    if rows and not any(rows):
+        return None
+    most = max(map(len, rows), default=1)
+    return [[row[i] for row in rows if i < len(row)] for i in range(most)]
 
 
 def _by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
-) -> tuple[float, ...]:
+) -> tuple[float, ...] | None:
     """Return the reward of each turn: the weighted turn rewards, and the remainder at the last."""
     if reward is None:
-        return ()
+        return None
     # At least one turn. `turns` alone is not enough, because an environment may have changed it.
     by_turn = [0.0] * max(1, rollout.turns, len(rollout.turn_lengths))
     for name, weight in weights.items():

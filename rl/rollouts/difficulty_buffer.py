@@ -6,15 +6,17 @@ from typing import ClassVar
 from rl.config.ranges import NonNegativeFloat
 from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.credit import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
     """Rejects groups that teach little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference between the best and the worst shaped reward. For advantages
-            by turn: smallest difference between the advantages of one turn.
-        min_reward_variance: smallest variance of the shaped rewards; None: no limit.
+        min_spread: smallest difference between the numbers that the advantage compared: the shaped
+            rewards, each named reward times its weight if the advantage normalises each, or the
+            advantages of one turn. The largest difference counts.
+        min_reward_variance: smallest variance of the same numbers; None: no limit.
         min_reward: a group is too hard if its mean unshaped reward is lower; None: no limit.
         max_reward: a group is too easy if its mean unshaped reward is higher; None: no limit.
     """
@@ -44,22 +46,13 @@ class DifficultyBuffer(FifoBuffer):
             return "too_hard"
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
-        # Spread and variance use shaped rewards, because advantages are computed from them.
-        shaped = [credit.reward for credit in group.credits if credit.reward is not None]
-        if max(map(_spread, _values_to_compare(group, shaped))) < self.min_spread:
+        columns = compared_columns(group)
+        if columns is None:
+            return ""  # Equal rewards teach too, for example with a critic.
+        if max(map(_spread, columns)) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance
-        return "low_variance" if least is not None and _variance(shaped) < least else ""
-
-
-def _values_to_compare(group: Group, shaped: Sequence[float]) -> list[Sequence[float]]:
-    """Return the sequences to compare: the rewards, or the advantages of each turn."""
-    by_turn = [credit.advantages for credit in group.credits if credit.reward is not None]
-    most = max(map(len, by_turn), default=0)
-    if most < 2:
-        return [shaped]
-    # Rollouts with equal rewards may have different advantages in a turn, which teach something.
-    return [[numbers[t] for numbers in by_turn if t < len(numbers)] for t in range(most)]
+        return "low_variance" if least is not None and max(map(_variance, columns)) < least else ""
 
 
 def _spread(numbers: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
@@ -28,6 +28,13 @@ from rl.wire import NoMoreBatches
 GroupCredits = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
 
 
+class Stateful(Protocol):
+    """An object with a state that checkpoints keep as JSON."""
+
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
+
+
 @dataclass
 class DispatcherState:
     """The dispatcher's state in a checkpoint: next groups, and the state of buffer and order."""
@@ -38,6 +45,7 @@ class DispatcherState:
     places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
+    advantage: dict[str, Any] = field(default_factory=dict)  # result of GroupCredit.state
 
 
 @dataclass
@@ -47,6 +55,7 @@ class Dispatcher:
     Attributes:
         version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
+        stateful: an object whose state is kept in checkpoints with the dispatcher's.
     """
 
     play_group: PlayGroup
@@ -61,6 +70,7 @@ class Dispatcher:
     step: int = 0
     version: LiveVersion = field(default_factory=LiveVersion)
     on_rejected: Callable[[Group], None] = lambda _: None
+    stateful: Stateful | None = None
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -74,6 +84,8 @@ class Dispatcher:
         self._stopped = False
         self.buffer.load(self.state.buffer)
         self.order.load(self.state.order)
+        if self.stateful:
+            self.stateful.load(self.state.advantage)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
@@ -178,4 +190,5 @@ class Dispatcher:
             places=[place for _, place in sorted(self._untrained.items())],
             buffer=self.buffer.state(),
             order=self.order.state(),
+            advantage=self.stateful.state() if self.stateful else {},
         )

@@ -43,10 +43,14 @@ class WeightedRow(TrainingRow, PlannedColumns):
 
 
 def weighted_row(
-    row: TrainingRow, advantages: Sequence[float], token_weights: Sequence[float], **place: Any
+    row: TrainingRow,
+    advantages: Sequence[float] | Floats,
+    token_weights: Sequence[float],
+    **place: Any,
 ) -> WeightedRow:
     """Return a row with token advantages and weights, given one number per row or per turn.
 
+    `advantages` may also be an array with one number per completion token.
     `place`: the fields of WeightedRow that locate the row in the batch.
     """
     return WeightedRow(
@@ -57,8 +61,12 @@ def weighted_row(
     )
 
 
-def _by_token(row: TrainingRow, numbers: Sequence[float]) -> Floats:
+def _by_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
     """Return a number per token [L]: the only number, or its turn's number (0 outside turns)."""
+    if isinstance(numbers, np.ndarray):
+        values = np.zeros(len(row.token_ids), np.float32)
+        values[row.completion_mask] = numbers
+        return values
     values = np.full(len(row.token_ids), numbers[0] if len(numbers) == 1 else 0.0, np.float32)
     if len(numbers) > 1:
         values[row.completion_mask] = np.array(numbers)[row.turns[row.completion_mask]]
@@ -87,11 +95,13 @@ def weighted_rows(
     rows = []
     for i, weight in zip(training, weights, strict=True):
         group, rollout, credit = everything[i]
-        numbers = credit.advantages, weight if per_turn else (weight,)
-        before = 0
+        shares, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
             place = {"rollout_id": i, "first_position": before, "number": number}
-            rows.append(weighted_row(row, *numbers, **place, env=group.example.env))
+            advantages = credit.advantages
+            if credit.by_token and len(advantages) > 1:
+                advantages = np.array(advantages[before : before + row.num_completion], np.float32)
+            rows.append(weighted_row(row, advantages, shares, **place, env=group.example.env))
             before += row.num_completion
     return rows
 
@@ -136,6 +146,7 @@ def plan(
     ranks: int,
     tokens_per_micro_batch: int,
     metrics: dict[str, float],
+    shares_prefixes: bool = False,
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, balanced by tokens.
 
@@ -143,14 +154,18 @@ def plan(
     row. Rows without an advantage come last, in separate micro-batches. Most losses have no
     gradient there, and a micro-batch without gradients needs no backward pass
     (rl/learner/policy.py).
+
+    `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once, so
+    only distinct tokens count, and rows with equal beginnings stay together.
     """
-    by_length = sorted(rows, key=lambda r: r.length, reverse=True)
+    ordered = sorted(rows, key=_by_token_ids if shares_prefixes else lambda row: -row.length)
+    assign, pack = (_cut, _pack_shared) if shares_prefixes else (_assign_to_ranks, _pack)
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for has_advantage in (True, False):
-        kind = [row for row in by_length if row.has_advantage is has_advantage]
+        kind = [row for row in ordered if row.has_advantage is has_advantage]
         # The second kind of rows balances the ranks' tokens, because both kinds share `loads`.
-        packed = [_pack(share, tokens_per_micro_batch) for share in _assign_to_ranks(kind, loads)]
+        packed = [pack(share, tokens_per_micro_batch) for share in assign(kind, loads)]
         count = max(len(bins) for bins in packed)
         for bins, stacked in zip(packed, micro_batches, strict=True):
             _split_to_count(bins, count)
@@ -181,6 +196,51 @@ def _pack(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
             bins[-1].append(row)
         else:
             bins.append([row])
+    return bins
+
+
+def _by_token_ids(row: WeightedRow) -> bytes:
+    """Return a sort key that puts rows with equal beginnings next to each other."""
+    return row.token_ids.astype(">u4").tobytes()
+
+
+def _num_equal(one: WeightedRow, other: WeightedRow) -> int:
+    """Return the number of equal tokens at the beginning of two rows."""
+    length = min(one.length, other.length)
+    differs = one.token_ids[:length] != other.token_ids[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+def _cut(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow]]:
+    """Cut sorted rows into a stretch for each rank, balanced by distinct tokens; add to `loads`."""
+    shares: list[list[WeightedRow]] = [[] for _ in loads]
+    equal = [0, *map(_num_equal, rows, rows[1:])]
+    counts = [row.length - number for row, number in zip(rows, equal, strict=False)]
+    target, rank = (sum(loads) + sum(counts)) / len(loads), 0
+    for row, count in zip(rows, counts, strict=True):
+        while rank + 1 < len(loads) and loads[rank] + count / 2 > target:
+            rank += 1
+        shares[rank].append(row)
+        loads[rank] += count
+    return shares
+
+
+def _pack_shared(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
+    """Return micro-batches of rows that are sorted by their token ids."""
+    bins: list[list[WeightedRow]] = []
+    cost = 0.0
+    for row in rows:
+        equal = _num_equal(bins[-1][-1], row) if bins else 0
+        new = row.length - equal
+        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
+        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
+        copied = new if bins and equal == bins[-1][-1].length else row.length
+        if bins and cost + new + copied / 4 <= budget:
+            bins[-1].append(row)
+            cost += new + copied / 4
+        else:
+            bins.append([row])
+            cost = 1.25 * row.length
     return bins
 
 

@@ -32,12 +32,12 @@ def mask(rollout: Rollout) -> Credit:
 def zero_reward(rollout: Rollout) -> Credit:
     """Set the reward of a cut-off rollout to 0."""
     cut = rollout.stop_reason.truncated and rollout.reward is not None
-    return Credit(0.0 if cut else rollout.reward)
+    return Credit(0.0, is_zeroed=True) if cut else keep(rollout)
 
 
 def mask_zero(rollout: Rollout) -> Credit:
     """Exclude the tokens of a cut-off rollout from training; use reward 0 in the baseline."""
-    return replace(mask(rollout), reward=zero_reward(rollout).reward)
+    return replace(zero_reward(rollout), trains=mask(rollout).trains)
 
 
 def penalty(

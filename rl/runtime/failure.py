@@ -9,16 +9,26 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 
 from envs.user_code import place_of
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import strip_escapes
+from rl.runtime.given_files import load_json
+from rl.runtime.text import printable
 
 
 class RunFailed(RuntimeError):
     """The error raised if a run cannot continue. The message is for the user."""
+
+
+def no_debugger(*_: object, **__: object) -> None:
+    """Replace breakpoint() in a process without a terminal, where pdb would end in BdbQuit."""
+    raise RunFailed(
+        "breakpoint() needs a terminal, and this process writes to a log: trainer.debug=true runs "
+        "the trainer in the foreground"
+    )
 
 
 class OutOfTime(RunFailed):
@@ -30,8 +40,8 @@ def message_of(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
-        return strip_escapes(str(error))
-    return strip_escapes(f"{type(error).__name__}: {error}{place_of(error)}")
+        return printable(str(error))
+    return printable(f"{type(error).__name__}: {error}{place_of(error)}")
 
 
 @contextmanager
@@ -56,6 +66,14 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report {part, time, message} of a process whose name starts with `of`."""
-    reports = [json.loads(path.read_text()) for path in run_folder.failures.glob(f"{of}*.json")]
-    return min(reports, key=lambda report: report["time"], default=None)
+    """Return the oldest report {part, message} of a process whose name starts with `of`.
+
+    Skip files that cannot be read.
+    """
+    reports: list[tuple[float, dict[str, str]]] = []
+    for path in sorted(run_folder.failures.glob(f"{of}*.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            report = load_json(run_folder.read(path))
+            texts = {key: printable(str(report[key])) for key in ("part", "message")}
+            reports.append((float(report["time"]), texts))
+    return min(reports, key=itemgetter(0))[1] if reports else None

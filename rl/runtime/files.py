@@ -1,10 +1,14 @@
 """Paths inside a folder, atomic and private writes, and files of JSON lines."""
 
+import errno
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
+
+from rl.runtime.given_files import inside
 
 _DEEPEST = 64  # maximum nesting of JSON values; json.dumps fails if Python's stack is full
 _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
@@ -33,6 +37,20 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+
+
+def own_folder(path: Path) -> Path:
+    """Return a folder that only the user can enter, created if it does not exist.
+
+    Raises:
+        PermissionError: another user created the path first, and could change the files in it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "this folder belongs to another user", str(path))
+    path.chmod(0o700)
+    return path
 
 
 def remove(path: Path) -> None:
@@ -65,13 +83,14 @@ class LineTail:
     """A reader that returns the new complete lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
+        """Read from the file's start. A path that is no regular file counts as missing."""
         self._path = path
         self._offset = 0  # bytes up to the end of the last complete line that was read
 
     def read(self) -> list[bytes]:
         """Return the complete lines added since the last call; all lines if the file has shrunk."""
         try:
-            with self._path.open("rb") as file:
+            with inside(self._path, self._path.parent).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)

@@ -1,12 +1,12 @@
 """The paths of all files of a run. No other module contains these file names."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.runtime.files import Inside, remove
+from rl.runtime.files import Inside, remove, write_whole
+from rl.runtime.given_files import inside, load_json
 from rl.runtime.private_folder import PrivateFolder
 
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
@@ -31,6 +31,7 @@ class RunFolder:
     config = Inside("config.yaml")  # the resolved configuration
     overrides = Inside("overrides.yaml")  # the command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
+    code = Inside("code")  # copies of the user's source files (user_code.py)
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
     dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
     rollouts = Inside("rollouts")  # all rollouts, one file per training step
@@ -42,6 +43,7 @@ class RunFolder:
     built_model = Inside("model")  # the initial model, if the run creates the model
     warm_start = Inside("warm-start")  # run folder of the warm start, deleted after the warm start
     logs = Inside("logs")  # one log file per process
+    profile = Inside("profile")  # recorded operations of the ranks, one trace and table per rank
     statuses = Inside("status")  # the current activity of each process, one file per process
     warnings = Inside("warnings")  # the warnings of each process, one file per process
     failures = Inside("failures")  # the error that ended a process, one file per process
@@ -61,9 +63,16 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
-        kept = (self.config, self.overrides, self.metrics, self.rollouts, self.evaluations)
+        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations.
+
+        A run that was stopped during its warm start has written none of them.
+        """
+        kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a regular file in this folder. Raise OSError for other paths."""
+        return inside(path, self.path).read_bytes()
 
     @property
     def private(self) -> PrivateFolder:
@@ -94,6 +103,10 @@ class RunFolder:
         """Return the token file of a step, written by the process `rollouts` or `trainer.rank0`."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
+    def profile_of(self, rank: int) -> Path:
+        """Return the trace of a rank, which chrome://tracing and ui.perfetto.dev can open."""
+        return self.profile / f"rank{rank}.json.gz"
+
     def clear_processes(self) -> None:
         """Delete the sockets, statuses, failures and endpoints that an earlier start left."""
         self.private.clear()
@@ -113,15 +126,21 @@ class RunFolder:
 
     def model(self) -> Path:
         """Return the local folder of the initial model."""
-        return Path(self._model.read_text().split("\n")[0])
+        return Path(self._model_lines()[0])
 
     def model_fingerprint(self) -> str:
         """Return the recorded fingerprint of the initial model, "" if none was recorded."""
-        return self._model.read_text().split("\n")[1]
+        return self._model_lines()[1]
+
+    def _model_lines(self) -> list[str]:
+        lines = self.read(self._model).decode().split("\n")
+        if len(lines) < 2:
+            raise ValueError(f"{self._model} is damaged: restore it, or start a new run")
+        return lines
 
     def set_model(self, folder: Path, fingerprint: str = "") -> None:
         """Record the local folder and the fingerprint of the initial model."""
-        self._model.write_text(f"{folder}\n{fingerprint}\n")
+        write_whole(self._model, f"{folder}\n{fingerprint}\n")
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` optimizer steps."""
@@ -167,7 +186,7 @@ class RunFolder:
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = json.loads(self.state_of(complete[-1]).read_text())
+        state = load_json(self.read(self.state_of(complete[-1])))
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
 
 

@@ -15,6 +15,7 @@ from typing import IO
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import foreign_path, inside
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,7 +39,7 @@ class FolderInUse(FolderUnusable):
 
 def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
     """Raise FolderInUse if another process is using the run folder. Change no file."""
-    with suppress(OSError), run_folder.lock.open("rb") as file:
+    with suppress(OSError), inside(run_folder.lock, run_folder.path).open("rb") as file:
         # Use a shared lock, so that two callers of this function do not block each other.
         _acquire(run_folder, file, fcntl.LOCK_SH, patience_s)
 
@@ -53,8 +54,11 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
             created is deleted with its content.
 
     Raises:
-        FolderUnusable: another process holds the lock, or the folder cannot be written.
+        FolderUnusable: another process holds the lock, the folder cannot be written, or a path in
+            it is not the user's own file.
     """
+    if problem := foreign_path(run_folder.path):
+        raise FolderUnusable(problem)
     above = run_folder.path.parents
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:

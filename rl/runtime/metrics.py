@@ -13,14 +13,19 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
+from rl.runtime.text import printable
 
-_ROW = msgspec.json.Decoder(dict[str, int | float | None])
+# A line with a larger number is broken: the sums of a report would overflow.
+_MAX = 1e100
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Number = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
+_ROW = msgspec.json.Decoder(dict[str, _Whole | _Number | None])
 Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; values are numbers or None
 
 
@@ -86,8 +91,10 @@ def _parsed(line: bytes) -> Row | None:
     """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    if not all(map(str.isprintable, row)):  # names reach the terminal
+        row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 
 

@@ -1,9 +1,11 @@
 """The private folder of a run: sockets, keys and temporary files that only the user can read."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
-from rl.runtime.files import Inside, remove, write_private
+from envs.loading import cache_folder
+from rl.runtime.files import Inside, own_folder, remove, write_private
 
 _LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
@@ -43,7 +45,7 @@ class PrivateFolder:
         if shared or len(os.fsencode(self.path.resolve())) + _LONGEST_NAME <= _LONGEST_SOCKET:
             self.path.mkdir(mode=0o700)
         else:
-            self.path.symlink_to(tempfile.mkdtemp(prefix=_TEMPORARY))
+            self.path.symlink_to(tempfile.mkdtemp(prefix=self._prefix()))
         self.temporary.mkdir(mode=0o700)
 
     def clear(self) -> None:
@@ -52,9 +54,15 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Delete the target only if it is our own temporary folder.
-        if target.parent == Path(tempfile.gettempdir()).resolve() and _TEMPORARY in target.name:
+        # Delete the target only if this run made it: a copied run folder has the original's link.
+        is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
+        if is_temporary and target.name.startswith(self._prefix()):
             remove(target)
+
+    def _prefix(self) -> str:
+        """Return the beginning of the temporary folder's name, which names this run's path."""
+        place = os.fsencode(self.path.parent.resolve() / self.path.name)
+        return f"{_TEMPORARY}{sha256(place).hexdigest()[:8]}-"
 
     def vllm_socket_of(self, process: str) -> Path:
         """Return the socket of a server, such as vllm.sock for the process `inference`."""
@@ -81,13 +89,14 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        The cache of compiled PyTorch code stays outside this folder, because later runs reuse the
-        cache. Precompiled headers are disabled, because building them takes 5 s in each run.
+        Compiled PyTorch code stays in the user's cache, because later runs reuse it. PyTorch's own
+        default is below /tmp, where another user could put code first. Precompiled headers are
+        disabled, because building them takes 5 s in each run.
         """
-        import getpass
-        import tempfile
-
-        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        try:
+            compiled = own_folder(cache_folder() / "compiled")
+        except OSError:  # the cache cannot be written, or it belongs to another user
+            compiled = self.temporary / "compiled"
         return {
             "TMPDIR": str(self.temporary),
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),

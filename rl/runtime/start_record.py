@@ -8,22 +8,17 @@ from typing import Any
 import yaml
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import read_metrics, steps_done
-from rl.runtime.text import key_of
+from rl.runtime.text import START_KEYS, key_of, printable
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
-
-
-def load_yaml(content: bytes) -> Any:
-    """Parse the content of a YAML file. Raise yaml.YAMLError if it is invalid."""
-    return yaml.load(content, Loader=_YAML)
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
     """Read overrides.yaml; return an empty dictionary if the file is missing or broken."""
     try:
-        content = load_yaml(folder.overrides.read_bytes())
+        content = load_yaml(folder.read(folder.overrides))
     except (OSError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {"overrides": content}
@@ -31,13 +26,14 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
 
 def read_overrides(folder: RunFolder) -> list[str]:
     """Return the run's command-line overrides as `key=value` strings."""
-    return [str(item) for item in read_record(folder).get("overrides") or []]
+    items = read_record(folder).get("overrides")
+    return [printable(str(item)) for item in items] if isinstance(items, list) else []
 
 
 def resume_command(folder: RunFolder) -> str:
     """Return the command line that resumes the run from its last checkpoint."""
     record = read_record(folder)
-    kept = [item for item in read_overrides(folder) if key_of(item) not in {"run_name", "resume"}]
+    kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
     name = _quoted(str(record.get("run_name", folder.name)))
     command = record.get("command", ["python", "train.py"])
     line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])
@@ -72,4 +68,4 @@ def resume_advice(folder: RunFolder) -> str:
         )
     else:
         lost = f"all of its {saved} steps are in the last checkpoint"
-    return f"{lost}\ngo on  {resume_command(folder)}"
+    return f"{lost}\n{'go on' if saved else 'again'}  {resume_command(folder)}"

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import strip_escapes
+from rl.runtime.given_files import load_json
+from rl.runtime.text import printable
 
 STOPPED = "stopped, as asked"  # the reason shown if a signal or the user ended a run early
 PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phase
@@ -98,10 +99,10 @@ def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
     """Read the status files of all processes; skip files that cannot be read."""
     statuses = {}
     for path in sorted(run_folder.statuses.glob("*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = json.loads(path.read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
+            content = load_json(run_folder.read(path))
             statuses[path.stem] = ProcessStatus(
-                strip_escapes(str(content["doing"])), float(content["since"]), int(content["pid"])
+                printable(str(content["doing"])), float(content["since"]), int(content["pid"])
             )
     return statuses
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rl.runtime.files import Inside, write_whole
-from rl.runtime.text import key_of
+from rl.runtime.given_files import inside, load_json
+from rl.runtime.text import START_KEYS, key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
-_NOT_IDENTIFYING = {"run_name", "resume"}  # override keys that do not change the result of a job
 
 
 @dataclass
@@ -38,6 +38,7 @@ class JobRecord:
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
+    grown: int = 0  # how often the sweep had grown when it got this job
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class SweepFolder:
     def read_info(self) -> dict[str, Any]:
         """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
-            content = json.loads(self.info.read_text())
+            content = load_json(inside(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}
         return {}
 
@@ -73,25 +74,39 @@ class SweepFolder:
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                content = json.loads(path.read_text())
+                content = load_json(inside(path, self.path).read_bytes())
                 kept = {key: value for key, value in content.items() if key in known}
                 records[int(path.stem)] = JobRecord(**kept)
         return records
 
-    def claim(self, overrides: Sequence[str]) -> tuple[int, JobRecord]:
+    def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
         """Return the job with these overrides: its number and its record, created if missing."""
+        return self.claim_all([overrides], grown)[0]
+
+    def claim_all(
+        self, jobs: Sequence[Sequence[str]], grown: int = 0
+    ) -> list[tuple[int, JobRecord]]:
+        """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
         records = self.records()
-        for number, record in records.items():
-            if identity(record.overrides) == identity(overrides):
-                return number, record
-        record = JobRecord(list(overrides))
+        # If two processes have recorded the same job, the first record is the job's.
+        numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
+        for overrides in jobs:
+            if identity(overrides) not in numbers:
+                record = JobRecord(list(overrides), grown=grown)
+                number = self._create(record, max(records, default=-1) + 1)
+                numbers[identity(overrides)], records[number] = number, record
+        claimed = (numbers[identity(overrides)] for overrides in jobs)
+        return [(number, records[number]) for number in claimed]
+
+    def _create(self, record: JobRecord, first: int) -> int:
+        """Write a new record under the first free number from `first` on; return the number."""
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
-        for number in count(max(records, default=-1) + 1):
+        for number in count(first):
             with suppress(FileExistsError):  # another process has just used this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
-                return number, record
+                return number
         raise AssertionError("numbers do not end")
 
     def write(self, number: int, record: JobRecord) -> None:
@@ -110,14 +125,14 @@ def sweep_of_this_process() -> SweepFolder | None:
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that identify a job: all except run_name and resume, sorted."""
-    return tuple(sorted(item for item in overrides if key_of(item) not in _NOT_IDENTIFYING))
+    """Return the overrides that identify a job: all except those of START_KEYS, sorted."""
+    return tuple(sorted(item for item in overrides if key_of(item) not in START_KEYS))
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return a label per job: its overrides, except the overrides that all jobs share."""
     common = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(item for item in job if item not in common) or "as composed" for job in jobs]
+    return [" ".join(item for item in job if item not in common) or "(defaults)" for job in jobs]
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,18 +6,20 @@ from contextlib import suppress
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
+START_KEYS = {"run_name", "resume", "accept_changed_code"}  # options of one start, not of the run
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters except tab and newline
 
 
-def strip_escapes(text: str) -> str:
-    """Remove terminal escapes and control characters that a server or policy may have written."""
-    return _CONTROL.sub("", _SEQUENCE.sub("", text))
+def printable(text: str) -> str:
+    """Return a foreign text without terminal escapes, control characters and lone surrogates."""
+    plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
+    return plain.encode(errors="replace").decode()
 
 
 def say(text: str) -> None:
-    """Print a text and flush. Ignore the error of a closed terminal."""
+    """Print the printable part of a text and flush. Ignore the error of a closed terminal."""
     with suppress(OSError):
-        print(text, flush=True)  # noqa: T201
+        print(printable(text), flush=True)  # noqa: T201
 
 
 def key_of(override: str) -> str:

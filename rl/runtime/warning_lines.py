@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 
 from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import strip_escapes
+from rl.runtime.text import printable
 
 _LIMIT = 20  # maximum number of shown warnings per process; the log contains all warnings
 
@@ -19,7 +19,7 @@ class _WarningFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a new warning of our or the user's code; skip the warnings of libraries."""
-        line = strip_escapes(record.getMessage()).split("\n")[0]
+        line = printable(record.getMessage()).split("\n")[0]
         if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _LIMIT:
             return
         self._lines.add(line)
@@ -31,7 +31,7 @@ def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
     with suppress(OSError):  # the process that writes data reports a full disk
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:
-            file.write(f"{strip_escapes(line)}\n")
+            file.write(f"{printable(line)}\n")
 
 
 @contextmanager
@@ -63,5 +63,5 @@ class WarningTail:
             tail = self._tails.setdefault(path.stem, LineTail(path))
             with suppress(OSError):  # warnings on a broken file system must not end the run
                 lines = [line.decode(errors="replace") for line in tail.read()]
-                new += [f"{path.stem}: {strip_escapes(line)}" for line in lines]
+                new += [f"{path.stem}: {printable(line)}" for line in lines]
         return new

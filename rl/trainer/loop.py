@@ -9,12 +9,14 @@ process decides how far sampling may run ahead.
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from rl.config.build import build
 from rl.config.schema import Run
+from rl.config.signatures import did_you_mean
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
@@ -24,8 +26,10 @@ from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
-from rl.trainer.checkpoint import save_checkpoint
+from rl.runtime.stop_when import StopWhen
+from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
+from rl.trainer.profiler import started_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 from rl.weights.pusher import WeightPusher
@@ -35,6 +39,8 @@ from rl.wire import NoMoreBatches
 
 class TrainingRun:
     """The training loop of one trainer rank, and the objects that it uses."""
+
+    num_saved = 0  # number of steps in the newest checkpoint of this process
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
@@ -58,14 +64,14 @@ class TrainingRun:
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
-        resumed = self.run_folder.resumed()
-        if resumed:
-            self.status.set(f"loading {resumed.folder.name}")
-            self.learner.load(resumed.folder)
-        self.start = resumed.step if resumed else 0
+        self.start = num_resumed_steps(run_folder, self.ranks)
+        if self.start:
+            self.status.set(f"loading {self._checkpoint_name(self.start)}")
+            self.learner.load(run_folder.checkpoint(self.start))
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.num_nonfinite = 0
+        self.profiler = started_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
     def train(self) -> None:
@@ -75,7 +81,11 @@ class TrainingRun:
         for step in range(self.start, self.run.max_steps):
             with watch.phase("wait", f"waiting for batch {step}"):
                 try:
-                    batch = rollouts.next_batch(step, self.settings.wait_timeout)
+                    batch = rollouts.next_batch(
+                        step,
+                        self.settings.wait_timeout,
+                        shares_prefixes=self.learner.shares_prefixes,
+                    )
                 except NoMoreBatches as end:
                     self._end_early(step, end, rollouts)
                     return
@@ -92,15 +102,17 @@ class TrainingRun:
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
-            self._log(step, batch, stats | watch.times, time.monotonic() - began)
-            if not delivered:
-                self._end_early(step + 1, NoMoreBatches(STOPPED, stopped=True), rollouts)
+            line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
+            if end := self._end_after(step, line) if delivered else STOPPED:
+                self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
             # Save after the metrics line, because a resumed run does not write that line again. The
             # time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
+            if self.profiler:
+                self.profiler.step()
         # No step trains the last version, so its evaluation needs a separate metrics line.
         if stats := self._evaluation(rollouts, Stopwatch(self.status), self.run.max_steps):
             self._write(self.run.max_steps, stats)
@@ -111,11 +123,12 @@ class TrainingRun:
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
-            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
                 # A resumed run repeats the steps after its checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
+            # The logger starts after that, because it may read the steps that remain.
+            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
             self.delivery.begin(self.start)
@@ -174,6 +187,7 @@ class TrainingRun:
             model=self.run_folder.model(),
             keep=self.settings.keep_checkpoints,
         )
+        self.num_saved = step
 
     def _checkpoint_name(self, num_steps: int) -> str:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
@@ -184,22 +198,44 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        if step > self.start and not self.run_folder.checkpoint(step).exists():
+        # Do not look for the folder, because a shared file system may not show it to every rank.
+        if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor repeats this status at the end
 
+    def _end_after(self, step: int, line: Mapping[str, Any]) -> str:
+        """Return why stop_when ends the run after this step, "" if it does not. Collective.
+
+        Raise RunFailed if the first line of metrics lacks the metric, which may be misspelt.
+        """
+        if self.run.stop_when is None or step + 1 == self.run.max_steps:
+            return ""
+        condition = StopWhen.of(self.run.stop_when)
+        if step == 0 and self.ranks.first and condition.metric not in line:
+            hint = did_you_mean(condition.metric, line) or ": metrics.jsonl shows all metrics"
+            raise RunFailed(f"stop_when reads {condition.metric}, which is not recorded{hint}")
+        is_reached = self.ranks.any(self.ranks.first and condition.holds(line))
+        return f"stop_when={self.run.stop_when} is fulfilled" if is_reached else ""
+
     def _finish(self, status: str) -> None:
+        if self.profiler:
+            self.profiler.stop()
         if self.ranks.first:
             self.logger.finish()
         self.status.set(status)
 
-    def _log(self, step: int, batch: RankBatch, stats: dict[str, float], seconds: float) -> None:
+    def _log(
+        self, step: int, batch: RankBatch, stats: dict[str, float], seconds: float
+    ) -> dict[str, Any]:
+        """Write the metrics line of a step, and return it without its time."""
         rate = batch.metrics.get("train/tokens", 0.0) / seconds
         times = {"time/step": seconds, "rollout/tokens_per_s": rate}
-        self._write(step, {**batch.metrics, **stats, **times, "train/policy_version": step + 1})
+        line = {**batch.metrics, **stats, **times, "train/policy_version": step + 1}
+        self._write(step, line)
+        return {"step": step, **line}
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
         if self.metrics:

@@ -51,8 +51,10 @@ class RolloutsLink:
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
 
-    def next_batch(self, step: int, timeout: float) -> RankBatch:
+    def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
         """Return this rank's part of a step's batch, waiting at most `timeout` seconds for it.
+
+        `shares_prefixes`: plan the batch for a trainer that computes equal beginnings once.
 
         Raises:
             NoMoreBatches: the rollouts process delivers no further batch.
@@ -62,7 +64,8 @@ class RolloutsLink:
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
             "slower than that, or stuck; see logs/rollouts.log and logs/inference*.log"
         )
-        return self._call(Call(what="next_batch", rank=self._rank, step=step), RankBatch, late)
+        call = Call(what="next_batch", rank=self._rank, step=step, shares_prefixes=shares_prefixes)
+        return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
         """Report that vLLM has the weights of this version, so that more groups may start.

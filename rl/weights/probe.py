@@ -60,16 +60,17 @@ class MismatchBound:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean exceeds `max_mismatch` at the first probe, or the later bound.
+            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or the later
+                bound.
         """
         mean = float(gap.mean())
-        if mean > self._bound:
+        if not mean <= self._bound:  # True for NaN, too
             later = "" if self._is_first else ", and the first probe"
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
-                f"difference| {mean:.4f} > {self._bound:g} (sync.max_mismatch="
-                f"{self._max_mismatch:g}{later}). Every importance ratio would be wrong. "
-                "Compare model.dtype, attention and rope settings of both"
+                f"difference| {mean:.4f}, and at most {self._bound:g} is allowed "
+                f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
+                "be wrong. Compare model.dtype, attention and rope settings of both"
             )
         if self._is_first:
             least, most = 0.5 * self._max_mismatch, 2 * self._max_mismatch

@@ -27,7 +27,15 @@ def score(reward, said, answer=None, **options):
         ("paris", ["London", "Paris, France", "Paris"], 1, 1),
         ("paris", "Paris", 1, 1),  # one text is one answer, not five letters
         ("x", [""], 0, 0),
-        ("The", ["an"], 1, 1),  # nothing is left of either
+        ("The", ["an"], 0, 0),
+        ("", ["A"], 0, 0),  # the answer is only an article
+        ("!!!", ["The"], 0, 0),
+        (" a. ", ["A"], 1, 1),
+        ("the A", ["A"], 0, 2 * 1 / (2 + 1)),
+        ("+", ["-"], 0, 0),  # the answer is only punctuation
+        (" - ", ["-"], 1, 1),
+        ("!!!", [""], 0, 0),
+        (" ", [""], 1, 1),  # an empty text is right if the answer is empty
         ("x", [], 0, 0),
     ],
 )
@@ -47,6 +55,9 @@ def test_exact_and_f1_of_text(said, answers, exact, f1):
         ("new  york", ["NYC", "New York"], 1, 1, 1),
         ("42", 42, 1, 1, 1),
         ("anything", "the", 0, 0, 0),
+        ("", "the", 0, 0, 0),  # only an article
+        ("<think>no end", "A", 0, 0, 0),
+        ("(A)", "A", 1, 1, 0),
     ],
 )
 def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
@@ -70,6 +81,27 @@ def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
         ("<think>7</think> none", "7", 0.0, 0),
         ("so 72", "48 + 24 = <<48+24=72>>72 clips\n#### 72", 0.0, 1),
         ("", "7", 0.0, 0),
+        ("it is \u22125", "5", 0.0, 0),  # U+2212
+        ("it is \u22125", "-5", 0.0, 1),
+        ("10\u22123", "-3", 0.0, 0),
+        ("-$1,200", "-1200", 0.0, 1),
+        (".5", "0.5", 0.0, 1),
+        ("-.5 or so.", "-0.5", 0.0, 1),
+        ("1e5", "100000", 0.0, 1),
+        ("2.5E\u22121", "0.25", 0.0, 1),
+        ("1e9999999", "9999999", 0.0, 1),  # not an exponent: no number could hold it
+        ("7e", "7", 0.0, 1),
+        ("1,234,567", "1234567", 0.0, 1),
+        ("12,3456", "3456", 0.0, 1),  # a list, because thousands have three digits
+        ("1,2,3", "3", 0.0, 1),
+        ("3/4", "0.75", 0.0, 1),
+        ("3/4", "4", 0.0, 0),
+        ("-1/3", "-0.3333", 0.001, 1),
+        ("3/0", "3", 0.0, 1),
+        ("on 12/24/2026", "12", 0.0, 1),  # a date is not a fraction
+        ("50%", "50", 0.0, 1),
+        ("50 %", "0.5", 0.0, 0),
+        ("5 km/h", "5", 0.0, 1),
     ],
 )
 def test_the_last_number_is_compared(said, answer, tolerance, match):
@@ -87,6 +119,11 @@ def test_the_last_number_is_compared(said, answer, tolerance, match):
 )
 def test_the_form_of_an_answer(said, match):
     assert score(rewards.matches, said, pattern="<answer>.+</answer>") == match
+
+
+def test_a_pattern_that_needs_exponential_time_is_an_error():
+    with pytest.raises(ValueError, match=r"pattern=.* took more than"):
+        score(rewards.matches, "a" * 60 + "c", pattern="(.|..)*[xb]")
 
 
 def test_an_example_without_a_usable_answer_is_an_error():

@@ -29,8 +29,17 @@ def test_other_machines_can_be_planned_for(tmp_path):
 
 def test_a_plan_that_does_not_fit_is_refused(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "trainer.ranks=2")
-    with pytest.raises(ConfigError, match=r"trainer\.ranks=2 takes all 2 GPUs, so vLLM has none"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.ranks=2 uses all 2 GPUs and leaves none for vLLM"
+    ):
         show_plan(config | {"gpus": 2})
+
+
+@pytest.mark.parametrize(("model", "gib"), [("qwen3-0.6b", "1.1"), ("qwen3-4b-instruct", "7.5")])
+def test_the_shipped_models_are_planned_without_the_hub(model, gib, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    overrides = [f"output_dir={tmp_path}", "run_name=r", f"model={model}"]
+    assert f"weights {gib}" in show_plan(composed(*overrides) | {"gpus": 2, "gpu_gib": 80})
 
 
 def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):

@@ -9,15 +9,29 @@ from functools import partial
 import pytest
 
 from losses import advantages
+from losses.groups import ScoredGroup
 
 NAN, INF = float("nan"), float("inf")
 Advantage = Callable[..., list[float]]
 group_zscore = partial(advantages.group_zscore, epsilon=1e-4)
+
+
+def of_rewards(advantage):
+    """Return the advantage as a function of the group's rewards."""
+    return lambda rewards: advantage(ScoredGroup.by_hand(rewards))
+
+
+def turn_group_mean(turn_rewards, discount):
+    rewards = [None if turns is None else sum(turns) for turns in turn_rewards]
+    group = ScoredGroup.by_hand(rewards, turn_rewards=turn_rewards)
+    return advantages.turn_group_mean(group, discount=discount)
+
+
 BASELINED = {
-    "group_mean": advantages.group_mean,
-    "group_zscore": group_zscore,
-    "rloo": advantages.rloo,
-    "max_rl": advantages.max_rl,
+    "group_mean": of_rewards(advantages.group_mean),
+    "group_zscore": of_rewards(group_zscore),
+    "rloo": of_rewards(advantages.rloo),
+    "max_rl": of_rewards(advantages.max_rl),
 }
 
 TABLE = [
@@ -51,7 +65,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("advantage", "rewards", "expected"), TABLE)
 def test_advantages_match_the_table(advantage, rewards, expected):
-    assert advantage(rewards) == pytest.approx(expected, abs=1e-9)
+    assert of_rewards(advantage)(rewards) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", BASELINED)
@@ -89,7 +103,7 @@ def test_unscorable_rollouts_do_not_change_the_others():
 
 def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
     with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean or shift"):
-        advantages.max_rl([1.0, -1.0])
+        BASELINED["max_rl"]([1.0, -1.0])
 
 
 @pytest.mark.parametrize(
@@ -114,11 +128,11 @@ def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
     ],
 )
 def test_a_turn_is_compared_with_the_same_turn_of_the_others(rewards, discount, expected):
-    found = advantages.turn_group_mean(rewards, discount=discount)
+    found = turn_group_mean(rewards, discount)
     assert [pytest.approx(numbers) for numbers in expected] == found
 
 
 def test_a_reward_at_the_end_gives_all_turns_the_same_advantage():
     finals = [3.0, 1.0, 0.5]
-    found = advantages.turn_group_mean([[0.0, 0.0, final] for final in finals], discount=1.0)
-    assert found == [[a] * 3 for a in advantages.group_mean(finals)]
+    found = turn_group_mean([[0.0, 0.0, final] for final in finals], 1.0)
+    assert found == [[a] * 3 for a in BASELINED["group_mean"](finals)]

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
 from losses.ppo_clip import ppo_clip
 from losses.tokens import Tokens, log_ratio, mean_per_sequence, ratio_to, sum_per_sequence
+from rl.config.build import build
+from tests.support.composing import chosen
 
 
 def vector(*values: float) -> Tensor:
@@ -40,6 +43,32 @@ def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted():
     ratio.sum().backward()
     torch.testing.assert_close(logprobs.grad, vector(0.0, 0.0, e))
     torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "clamped"),
+    [
+        *((loss, [1, 0, 0, 0]) for loss in ("cispo", "grpo", "sapo", "masked_is", "dppo")),
+        ("decoupled_ppo", [0, 0, 0, 0]),  # its anchor lies between the policies
+        ("gspo", [0, 0, 1, 1]),  # mean log ratios of 12.5 and 22 in its two sequences
+        *((loss, None) for loss in ("reinforce", "sft", "distill")),
+    ],
+)
+def test_a_loss_reports_the_tokens_whose_ratio_it_clamps_itself(loss, clamped):
+    pi = vector(-1.0, -1.0, -0.5, -0.5)
+    # Log ratios 20.5, 4.5, and 19.9, 24.1 or 0.5, 1.5.
+    mu = vector(-21.5, -5.5, *((-20.4, -24.6) if loss == "gspo" else (-1.0, -2.0)))
+    tokens = Tokens.by_hand(
+        pi.requires_grad_(),
+        mu,
+        vector(1.0, 1.0, -1.0, -1.0),
+        sequence_ids=torch.tensor([0, 0, 1, 1]),
+        num_sequences=2,
+        staleness=torch.ones(4, dtype=torch.int64),
+        ref_logprobs=mu,
+    )
+    found = build(chosen("loss", loss))(tokens).ratio_clamped
+    assert (found if found is None else found.tolist()) == clamped
 
 
 def test_a_broken_token_does_not_dominate_the_gradient():

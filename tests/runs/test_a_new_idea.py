@@ -37,6 +37,10 @@ def test_each_idea_is_one_file_one_yaml_and_one_test_table():
     assert set(FILES) == {*expected, "conf/does_patience_help.yaml"}
 
 
+def test_the_sweep_judges_its_arms_on_the_same_examples():
+    assert "override evaluation: default" in FILES["conf/does_patience_help.yaml"]
+
+
 def test_the_tables_hold(relay):
     done = do(TABLES, relay)
     assert done.status == 0, done.screen

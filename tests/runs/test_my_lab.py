@@ -1,10 +1,13 @@
-"""A copy of examples/my-lab outside of the checkout works as its README says."""
+"""The wheel in an environment of its own: `offbyone new` makes a folder, and the folder trains."""
 
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
+import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,17 +19,17 @@ from rl.runtime.sweep_folder import DONE, SweepFolder
 from tests.support.launching import ROOT, Result, begin, ended, wait_for
 
 LIMIT = pytest.mark.timeout(600)
-TRAIN = [sys.executable, str(ROOT / "train.py"), "--config-dir", "conf"]
+TRAIN = ["offbyone", "train"]
 CHOICES = ["env=lockers", "loss=focal", "sampler=one_call", "buffer=varied", "order=frontier"]
 SMALL = ["batch_size=16", "group_size=4", "trainer.wait_timeout=400"]
 # The only shipped policy that calls tools without a warm start. It does not know these tools, so
 # every call is an error, no word is right, and only the entropy bonus moves the weights.
-MODEL = ["model=tiny-wiki", f"model.path={ROOT}/models/tiny-wiki", "entropy_bonus=0.01"]
+MODEL = ["model=tiny-wiki", "entropy_bonus=0.01"]
 
 
 @dataclass
 class Lab:
-    """A copy of the folder, and the environment variables of its user."""
+    """The folder that `offbyone new` made, and the environment variables of its user."""
 
     folder: Path
     environment: dict[str, str]
@@ -39,16 +42,36 @@ class Lab:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Lab:
     home = tmp_path_factory.mktemp("home")
-    caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")
-    shutil.copytree(ROOT / "examples" / "my-lab", home / "my-lab", ignore=caches)
-    # This checkout comes before an installed one.
-    modules = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {"PYTHONPATH": modules, "OFFBYONE_CACHE": str(home)}
-    return Lab(home / "my-lab", environment)
+    programs = installed_wheel(home)
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    environment = {"PATH": path, "OFFBYONE_CACHE": str(home)}
+    lab = Lab(home / "my-lab", environment)
+    result = ended(begin(["offbyone", "new", "my-lab"], home, environment), home, 60)
+    assert result.status == 0, result.screen
+    return lab
+
+
+def installed_wheel(home: Path) -> Path:
+    """Build and install the wheel beside the locked packages; return the folder of programs."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    # Build from a copy, because a build leaves files behind that the next build would include.
+    unneeded = shutil.ignore_patterns(".*", "outputs", "tests", "build", "__pycache__")
+    source = shutil.copytree(ROOT, home / "source", ignore=unneeded)
+    build = ["wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(home)]
+    subprocess.run([*pip, *build], check=True)
+    venv.create(home / "venv")
+    packages = next((home / "venv").glob("lib/python3*/site-packages"))
+    # Python reads no .pth file of a folder that a .pth file names, so the editable install is not
+    # found.
+    (packages / "locked.pth").write_text(sysconfig.get_path("purelib"))
+    (wheel,) = home.glob("*.whl")
+    python = ["--python", str(home / "venv" / "bin" / "python")]
+    subprocess.run([*pip, *python, "install", "--no-deps", "-I", str(wheel)], check=True)
+    return home / "venv" / "bin"
 
 
 def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
-    result = lab.run([sys.executable, "-m", "pytest", "-q"])
+    result = lab.run(["python", "-m", "pytest", "-q"])
     assert result.status == 0, result.screen
     assert int(result.screen.rpartition(" passed")[0].split()[-1]) > 50
 
@@ -60,7 +83,7 @@ def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
         (["--config-name", "does_focal_help"], "this sweep cannot start"),
     ],
 )
-def test_train_py_accepts_the_copied_folder_and_names_only_the_real_mistake(lab, command, said):
+def test_the_new_folder_is_accepted_and_the_check_names_only_the_real_mistake(lab, command, said):
     result = lab.run([*TRAIN, *command, "batch_size=17"])
     assert result.status == 2, result.screen
     title, *problems = result.screen.strip().splitlines()
@@ -97,6 +120,8 @@ def test_a_run_trains_with_everything_of_the_folder(interrupted):
     assert {rollout["env"] for rollout in rollouts(interrupted, 0)} == {"lockers"}
     assert "order/mean_variance" in first  # the order
     assert second["train/grad_norm"] > 0
+    copied = interrupted.folder / "code" / "step_000000" / "my_lab" / "focal.py"
+    assert copied.read_text() == (interrupted.folder / "../../my_lab/focal.py").read_text()
     # The sampler ends every turn at its call, and the turns still make one row.
     messages = [m for rollout in rollouts(interrupted, 0) for m in rollout["messages"]]
     assert {len(m.get("tool_calls") or []) for m in messages} == {0, 1}
@@ -110,7 +135,6 @@ def test_a_run_trains_with_everything_of_the_folder(interrupted):
 @LIMIT
 @pytest.mark.server
 def test_the_printed_command_resumes_the_run(interrupted, lab):
-    # The shell has no activated .venv, so the line names the interpreter and train.py.
     (line,) = [line for line in interrupted.screen.splitlines() if "resume=true" in line]
     result = lab.run(line.strip().removeprefix("go on").lstrip(": "), "mine")
     assert result.status == 0, result.screen

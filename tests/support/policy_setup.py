@@ -18,6 +18,7 @@ from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.model.lora import LoRA, adapter_weights
+from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy as tiny
 
@@ -122,13 +123,14 @@ class Setup:
     def batch(self, rows: Any, split: str = "several", step: int = 0) -> Any:
         return self.split(rows, BUDGETS.get(split, 1), step)
 
-    def split(self, rows: Any, budget: int, step: int = 0) -> Any:
+    def split(self, rows: Any, budget: int, step: int = 0, *, shared: bool = False) -> Any:
         shares = plan(
             rows,
             step=step,
             ranks=self.ranks.world,
             tokens_per_micro_batch=budget,
             metrics={},
+            shares_prefixes=shared,
         )
         return shares[self.ranks.rank]
 
@@ -210,7 +212,9 @@ def adapted(setup: Setup, saved: Any = (), dropout: float = 0.0) -> Adapted:
 
 
 def with_layers(model: Any, mode: str) -> None:
-    """Recompute and compile the layers as the mode says."""
+    """Share prefixes, recompute and compile the layers as the mode says."""
+    if "shared" in mode:
+        share_prefixes(model)
     if "checkpointing" in mode:
         recompute_layers(model)
     if "compiled" in mode:

@@ -26,9 +26,9 @@ WHOLE = {"shm": ShmSender, "gloo": GlooSender, "own": RequestSender}
 SENDERS = {**WHOLE, "adapter": AdapterSender}
 
 
-def opened(sync: str, timeout: float = 30.0) -> Sender:
+def opened(sync: str, timeout: float = 30.0, probe_every: int = 1) -> Sender:
     """Return the sender of a choice of `sync`, ready for the first push."""
-    sender = SENDERS[sync](probe_every=1, probe_rows=2, max_mismatch=0.05)
+    sender = SENDERS[sync](probe_every=probe_every, probe_rows=2, max_mismatch=0.05)
     sender.open(timeout)
     return sender
 

@@ -11,6 +11,7 @@ import numpy as np
 from envs.episode import Example, StopReason
 from envs.protocol import Pool
 from losses.advantages import group_mean
+from losses.groups import ScoredGroup
 from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
@@ -32,7 +33,8 @@ ROW = TrainingRow(  # of one token, for those who count groups
 
 def _credit(example, rollouts):
     rewards = [rollout.reward for rollout in rollouts]
-    return tuple(Credit(r, (a,)) for r, a in zip(rewards, group_mean(rewards), strict=True))
+    advantages = group_mean(ScoredGroup.by_hand(rewards))
+    return tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
 
 
 class World:
@@ -49,6 +51,7 @@ class World:
         state=None,
         buffer=None,
         order=None,
+        stateful=None,
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
@@ -64,6 +67,7 @@ class World:
             max_concurrent=max_concurrent,
             state=state or DispatcherState(),
             step=step,
+            stateful=stateful,
             on_rejected=lambda group: self.rejected.append(group.index),
         )
         self.first_step = step

@@ -8,15 +8,16 @@ answers have an advantage. Above that share the baseline is 1 and only wrong ans
 """
 
 import math
-from collections.abc import Sequence
+
+from losses.groups import ScoredGroup
 
 
-def quantile(rewards: Sequence[float | None], *, quantile: float) -> list[float]:
+def quantile(group: ScoredGroup, *, quantile: float) -> list[float]:
     """Return the reward minus the smallest reward that a share `quantile` does not exceed."""
     # None: the environment failed. Such a rollout does not count in the baseline and gets 0.
-    scorable = sorted(reward for reward in rewards if reward is not None)
+    scorable = sorted(reward for reward in group.rewards if reward is not None)
     if not scorable:
-        return [0.0] * len(rewards)
+        return [0.0] * len(group.rewards)
     rank = max(1, math.ceil(quantile * len(scorable)))
     baseline = scorable[rank - 1]
-    return [0.0 if reward is None else reward - baseline for reward in rewards]
+    return [0.0 if reward is None else reward - baseline for reward in group.rewards]

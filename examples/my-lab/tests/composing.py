@@ -1,4 +1,4 @@
-"""Configurations as train.py composes them, started here with --config-dir conf."""
+"""Compose configurations as `offbyone train` does in this folder."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-import rl
 from lab.cli.launch import resolved
+from rl.config.shipped import CONF as SHIPPED
 
 OURS = Path(__file__).parents[1] / "conf"
-SHIPPED = Path(rl.__path__[0]).parent / "conf"
 
 
 def composed(*overrides: str, primary: str = "train") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from losses.groups import ScoredGroup
 from my_lab.quantile import quantile
 
 TABLE = [
@@ -22,4 +23,4 @@ TABLE = [
 def test_advantages_match_the_table(
     share: float, rewards: list[float | None], expected: list[float]
 ) -> None:
-    assert quantile(rewards, quantile=share) == expected
+    assert quantile(ScoredGroup.by_hand(rewards), quantile=share) == expected

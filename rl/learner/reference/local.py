@@ -22,6 +22,7 @@ from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
+from rl.model.shared_prefixes import share_prefixes
 from rl.runtime.failure import RunFailed
 
 _FILE = "reference.safetensors"
@@ -90,6 +91,8 @@ class _ReferenceCopy(Reference):
         self, model: Any, setting: ReferenceSetting, top_k: int, every: int = 0, mix: float = 1.0
     ) -> None:
         device = setting.policy.ranks.device
+        if setting.share_prefixes:
+            share_prefixes(model)
         module = PolicyModule(model, chunk=setting.logprob_chunk, head_dtype=setting.head_dtype)
         self._module = module.to(device).eval()
         self._module.requires_grad_(False)

@@ -49,6 +49,7 @@ class ReferenceSetting:
     reads_candidates: bool = False  # whether the loss compares distributions
     # dtype of the policy's output head; None: the model's dtype
     head_dtype: torch.dtype | None = None
+    share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
         """Return `top_k`, or 0 if the loss does not compare distributions.

@@ -39,7 +39,7 @@ def test_a_remote_policy_needs_no_vllm_and_a_teacher_of_ours_one(tmp_path: Path)
     [
         ([*HUB, "max_calls=0"], "max_calls=0, but it must be >= 1"),
         ([*HUB, "reflection.timeout=0"], "reflection.timeout=0, but it must be > 0"),
-        ([*HUB, "sampler=demonstrations"], "an evaluation plays the policy"),
+        ([*HUB, "sampler=demonstrations"], "an evaluation samples from the policy"),
         ([*HUB, "+reflection.url=x"], "reflection.url is not a key of lab.prompts.teacher.Reflect"),
         ([*HUB, "reflection.api_key_variable=sk-123"], "reflection.api_key_variable is not the na"),
         ([*HUB, "state_columns=turns"], 'state_columns is "turns", expected list'),
@@ -68,7 +68,9 @@ def test_a_search_goes_on_as_the_same_search_but_may_get_more_to_spend(tmp_path:
     (tmp_path / "mine" / "rollouts.jsonl").touch()
     again = [*HUB, "run_name=mine"]
 
-    assert "already holds a run: go on with it" in only_problem(*again, output_dir=tmp_path)
+    assert "already holds a run: use resume=true to continue it" in only_problem(
+        *again, output_dir=tmp_path
+    )
     more = ["max_calls=900", "num_rounds=9", "reflection.timeout=9", "sampler.max_concurrent=4"]
     search(*again, "resume=true", *more, output_dir=tmp_path)
     said = only_problem(*again, "resume=true", "minibatch_size=5", output_dir=tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.report.arms import arms_of, short_labels
+from lab.report.arms import arms_of
 from lab.report.run import Run
 
 
@@ -11,18 +11,34 @@ def run(name, *overrides, commit="", **config) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("labels", "names"),
+    ("arms", "names"),
     [
-        (["loss=grpo", "loss=cispo"], ["grpo", "cispo"]),
-        (["optim.learning_rate=0.1", "optim.learning_rate=0.2"],
+        ([["loss=grpo"], ["loss=cispo"]], ["grpo", "cispo"]),
+        ([["optim.learning_rate=0.1"], ["optim.learning_rate=0.2"]],
          ["learning_rate=0.1", "learning_rate=0.2"]),
-        (["loss=grpo", "env=wiki"], ["loss=grpo", "env=wiki"]),
-        (["loss=grpo kl=k3", "loss=cispo kl=k3"], ["loss=grpo kl=k3", "loss=cispo kl=k3"]),
-        (["(as composed)"], ["(as composed)"]),
+        ([["trainer.compile=true"], ["trainer.compile=false"]], ["compile=true", "compile=false"]),
+        ([["loss=grpo"], ["env=wiki"]], ["loss=grpo", "env=wiki"]),
+        ([["loss=grpo", "kl=k3"], ["loss=cispo", "kl=k3"]], ["grpo", "cispo"]),
+        ([["kl=k3", "loss.clip=1"], ["kl=k2", "loss.clip=1"], ["kl=k2", "loss.clip=2"]],
+         ["k3 clip=1", "k2 clip=1", "k2 clip=2"]),
+        ([["loss=grpo"], []], ["loss=grpo", "(defaults)"]),
+        ([["a.x=1", "b.x=1"], ["a.x=2", "b.x=2"]], ["a.x=1 b.x=1", "a.x=2 b.x=2"]),
+        ([["loss=grpo"]], ["(defaults)"]),
     ],
 )  # fmt: skip
-def test_the_name_of_an_arm_is_as_short_as_the_others_allow(labels, names):
-    assert short_labels(labels) == names
+def test_the_name_of_an_arm_is_as_short_as_the_others_allow(arms, names):
+    assert [arm.name for arm in arms_of([run("r", *overrides) for overrides in arms])] == names
+
+
+def test_long_names_are_cut_in_the_middle_and_stay_different():
+    paths = [f"prompts/{'long' * 9}/{name}.txt" for name in ("brief", "wordy")]
+    paths.append(f"prompts/{'long' * 9}x/brief.txt")
+    arms = arms_of([run("r", f"env.system_prompt={path}") for path in paths])
+    names = [arm.name for arm in arms]
+    assert all(len(name) <= 44 for name in names)
+    assert len(set(names)) == 3
+    assert names[0].startswith("prompts/long")
+    assert [arm.choices for arm in arms] == [{"system_prompt": path} for path in paths]
 
 
 def test_a_setting_that_a_later_commit_added_makes_no_new_arm():

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from importlib.resources import files
 
 import pytest
 
@@ -35,13 +36,32 @@ def sweep(tmp_path_factory):
 def test_the_page_has_the_conclusion_and_names_what_differs(sweep):
     text = (sweep / "report.html").read_text()
     record = json.loads((sweep / "report.json").read_text())
-    assert record["conclusion"].startswith("cispo (by 0.")
-    assert record["conclusion"].split(";")[0] in text
+    assert record["conclusion"].startswith("1 of 2 arms beat grpo, best cispo (by 0.")
+    assert record["conclusion"] in text
     assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text
     assert "2 arms were compared with the baseline" in text
     assert "python train.py --multirun" in text
     assert '<td class="other">cispo</td>' in text
+
+
+def luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(weight * p for weight, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_every_text_has_enough_contrast_in_light_and_dark_mode_and_on_paper():
+    modes = re.findall(r":root \{(.*?)\}", files("lab.report").joinpath("page.html").read_text())
+    assert len(modes) == 3
+    colours = {}  # each mode changes colours of the first one
+    for mode in modes:
+        colours |= dict(re.findall(r"--(\w+): (#\w+);", mode))
+        for text in ("ink", "quiet", "red", "green", "link"):
+            for paper in ("paper", "soft"):
+                dark, light = sorted(luminance(colours[name]) for name in (text, paper))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (mode, text, paper)
 
 
 def test_the_page_loads_nothing_and_escapes_names(sweep):
@@ -83,7 +103,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([], 2, ""),
         (["nowhere"], 2, "nowhere does not exist"),
         (["nowhere", "out=x.html"], 1, ""),
-        (["x=y"], 2, "x=y: unknown key, the keys are baseline, judged, out"),
+        (["x=y"], 2, "x=y: the key x does not exist; choose from baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
@@ -128,5 +148,14 @@ def test_the_charts_are_drawn_and_nothing_is_fetched(sweep):
         # The same rows by another measure of how far a run is.
         page.check("input[value=tokens]")
         page.wait_for_function("document.querySelector('#curves').textContent.includes('2k')")
+        assert "tokens" in page.text_content("#curves svg")  # the title of the x axis
+        for width in (1400, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.reload()
+            page.wait_for_selector("#curves svg")
+            ends = "n => Math.max(...n.map(one => one.getBoundingClientRect().right))"
+            assert page.eval_on_selector_all(".interval, .decision, #curves svg", ends) <= width
+            lines = "one => one.clientHeight / parseFloat(getComputedStyle(one).lineHeight)"
+            assert page.eval_on_selector(".conclusion", lines) <= 3.01
         browser.close()
-    assert (problems, len(fetched)) == ([], 1)
+    assert (problems, len(set(fetched))) == ([], 1)

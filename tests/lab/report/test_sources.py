@@ -34,6 +34,7 @@ def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
 
 
 def test_unfinished_runs_have_a_cause(tmp_path):
+    made_run(tmp_path / "runs" / "reached", steps=7, max_steps=20, stop_when="step > 5")
     for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
         made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
     failed = RunFolder(tmp_path / "runs" / "failed")
@@ -47,6 +48,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = read(sweep)
     assert {run.name: run.cause for run in runs} == {
+        "reached": "",
         "stopped": "stopped after step 7 of 20",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",
@@ -85,3 +87,15 @@ def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
     assert [arm.name for arm in arms] == ["cispo", "grpo"]
     differing = set(arms[0].runs[0].config) - {"choice"}
     assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
+
+
+def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
+    folders = [
+        made_run(tmp_path / str(grown), seed=grown, learned={"selects_examples": bool(grown)})
+        for grown in (0, 1)
+    ]
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    record = json.loads((sweep / "jobs" / "00001.json").read_text())
+    (sweep / "jobs" / "00001.json").write_text(json.dumps({**record, "grown": 1}))
+    assert [(run.grown, run.selects_examples) for run in read(sweep)] == [(0, False), (1, True)]
+    assert arms_of(read(sweep))[0].num_looks == 2

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lab.report import power
 from lab.report import statistics as st
 
 
@@ -120,7 +121,7 @@ def test_one_question_per_environment_and_one_seed_have_no_interval():
         assert np.isnan(ours.low)
         assert np.isnan(st.p_value(0.1, spread))
         assert st.decide(ours, float("nan"), has_enough_seeds=True) == st.UNCLEAR
-        assert st.seeds_needed(0.1, spread) is None
+        assert power.seeds_needed(0.1, spread) is None
     four = st.Scores(np.array([[0.2, 0.4, 0.6, 0.8]]), np.array([0, 0, 1, 1]))
     assert st.spread_of(four).degrees_of_freedom == 2
 
@@ -203,7 +204,7 @@ def test_the_smallest_visible_difference_is_found_with_chance_0_8():
     design = {"num_seeds": 5, "num_questions": 48, "seeds": 0.03, "questions": 0.02, "noise": 0.2}
     # Estimated from a sweep of its own each time; here their median stands for the design.
     visible = np.median(
-        [st.visible_difference(st.spread_of(*simulated(rng, **design))) for _ in range(200)]
+        [power.visible_difference(st.spread_of(*simulated(rng, **design))) for _ in range(200)]
     )
     runs = [compared(simulated(rng, gain=visible, **design), rng)[1] for _ in range(300)]
     assert 0.72 <= np.mean([decisions == [st.BETTER] for decisions in runs]) <= 0.9
@@ -213,12 +214,21 @@ def test_with_the_needed_seeds_the_difference_is_visible():
     rng = np.random.default_rng(1)
     arms = simulated(rng, 5, 48, seeds=0.05, questions=0.0, noise=0.2)
     spread = st.spread_of(*arms)
-    needed = st.seeds_needed(0.05, spread, 3)
-    assert needed is not None
+    needed = int(power.seeds_needed(0.05, spread, 3) or 0)
     assert needed > 5
-    assert st.visible_difference(spread.with_seeds(needed), 3) <= 0.05
-    assert st.visible_difference(spread.with_seeds(needed - 1), 3) > 0.05
-    assert st.seeds_needed(1e-6, spread) is None  # more seeds do not help against the questions
+    assert power.visible_difference(spread.with_seeds(needed), 3) <= 0.05
+    assert power.visible_difference(spread.with_seeds(needed - 1), 3) > 0.05
+    assert (
+        power.seeds_needed(1e-6, spread) == np.inf
+    )  # more seeds do not help against the questions
+    assert power.seeds_needed(0.0, spread) is None
+
+
+def test_more_seeds_reduce_the_variance_between_seeds_alone():
+    assert st.Spread(((0.04, 4),), 0.0, 0.0, 0).with_seeds(16).variance == pytest.approx(0.01)
+    both = st.Spread(((0.04, 4), (0.08, 2)), 0.03, 0.01, 9).with_seeds(16)
+    assert both.variance == pytest.approx(0.01 + 0.01 + 0.02)
+    assert both.seeds == ((pytest.approx(0.01), 16), (pytest.approx(0.01), 16))
 
 
 def test_the_interquartile_mean_is_scipys():

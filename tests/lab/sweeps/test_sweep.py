@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
-from lab.cli.sweep import rerun_command
+from lab.cli.sweep import job_numbers, rerun_command, vary_seeds_last
 from lab.sweeps.job import is_done, run_job
 from lab.sweeps.overview import unfinished_message
 from rl.runtime.failure import OutOfTime, RunFailed
@@ -43,8 +44,14 @@ def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
     status, output = app.run(*JOBS, "crash=error")
     assert status == 1, output
     assert what_ran(app) == FRESH
-    assert [record.state for record in records(app)] == ["done", "failed"] * 2
-    assert "running job 2 of 4: rate=0.5 seed=1; 1 done" in output
+    # The first seed of every arm runs before the second seed of any arm.
+    jobs = [(record.overrides[:2], record.state) for record in records(app)]
+    assert jobs == [
+        ([f"seed={seed}", f"rate={rate}"], state)
+        for seed, state in ((0, "done"), (1, "failed"))
+        for rate in (0.5, 0.7)
+    ]
+    assert "running job 3 of 4: seed=1 rate=0.5; 2 done" in output
     assert "2 of 4 jobs are not done (2 failed); to resume them:\n" in output
     before = [record.folder for record in records(app)]
     last = max(record.ended for record in records(app))
@@ -68,6 +75,23 @@ def test_a_job_is_identified_by_its_overrides_not_by_its_number(app):
     assert what_ran(app) == ["rate=0.5 seed=2 from 0", "rate=0.7 seed=2 from 0"]
     names = [record.run_name for record in records(app)]
     assert len(set(names)) == 6, names
+
+
+def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(tmp_path):
+    reads = []
+
+    class Counted(SweepFolder):
+        def records(self):
+            reads.append(1)
+            return super().records()
+
+    sweep = Counted(tmp_path)
+    old = [[f"seed={seed}"] for seed in range(3)]
+    assert job_numbers(sweep, old) == [0, 1, 2]
+    new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
+    assert job_numbers(sweep, new) == [3, 1, 4, 3]
+    assert len(reads) == 2 * 2
+    assert list(sweep.records()) == [0, 1, 2, 3, 4]
 
 
 def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
@@ -99,6 +123,7 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
         ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
         ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
         ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py accept_changed_code=true -m", "python train.py -m hydra.sweep.dir=x"),
         ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
         (
             "python train.py --config-dir=sweeps --config-name losses",
@@ -140,7 +165,7 @@ def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
     folder = SweepFolder(app.folder / "outputs" / "x")
     # The program's command, not the launcher's, because it resumes a single run.
     assert folder.log_of(0).read_text() == "printed by a job app.py\n"
-    assert folder.log_of(1).read_text().endswith("the run failed:\nvLLM is gone\nand more\n")
+    assert folder.log_of(2).read_text().endswith("the run failed:\nvLLM is gone\nand more\n")
 
 
 @pytest.mark.parametrize(
@@ -269,3 +294,29 @@ def is_at_work(pid):
         opened = [os.readlink(path) for path in Path("/proc", str(pid), "fd").iterdir()]
         return is_job and any(path.endswith("metrics.jsonl") for path in opened)
     return False
+
+
+@pytest.mark.parametrize(
+    ("params", "typed"),
+    [
+        ({"rate": "1,2", "seed": "0,1", "pause": "3"}, []),
+        ({"rate": "1,2"}, ["pause=3", "seed=0,1"]),
+        (None, ["rate=1,2", "seed=0,1", "pause=3"]),
+    ],
+)
+def test_the_seed_varies_last_wherever_it_is_written(params, typed):
+    target = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+    for kind, first in ((target, "seed=0,1"), ("optuna.Sweeper", (typed or [""])[0])):
+        sweeper = {"_target_": kind, "params": params}
+        config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": typed}}})
+        vary_seeds_last(config)
+        assert [*config.hydra.overrides.task, ""][0] == first
+        assert len(config.hydra.overrides.task) == (3 if kind == target and params else len(typed))
+
+
+def test_a_sweep_records_how_often_it_had_grown_when_it_got_a_job(tmp_path):
+    sweep = SweepFolder(tmp_path)
+    for seeds in (2, 2, 3, 5):  # the second start adds nothing
+        job_numbers(sweep, [[f"rate={r}", f"seed={s}"] for s in range(seeds) for r in (0.5, 0.7)])
+    grown = [record.grown for record in sweep.records().values()]
+    assert grown == [0] * 4 + [1] * 2 + [2] * 4

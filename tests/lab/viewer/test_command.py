@@ -66,8 +66,8 @@ def test_a_refused_export_suggests_filters_that_work(run, capsys, tmp_path, monk
     status, text = said(capsys, str(run), f"export={page}")
     assert status == 2
     filters = ["source=training", "step=0"]
-    assert text.endswith(f"(at most 20): choose some, such as {' '.join(filters)}")
-    assert text.startswith("56 rollouts are too many")
+    assert text.endswith(f"of one file (20): choose some, such as {' '.join(filters)}")
+    assert text.startswith("56 rollouts exceed the limit")
     assert said(capsys, str(run), f"export={page}", *filters)[0] == 0
 
 

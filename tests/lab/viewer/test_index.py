@@ -126,7 +126,7 @@ def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: P
         assert table["going"]
         assert table["problems"] == []
     index = indexed(run)
-    assert answers.facts(index)["problems"] == [
+    assert answers.run_summary(index)["problems"] == [
         "rollouts/step_000002.jsonl ends with an incomplete line"
     ]
 

@@ -48,11 +48,11 @@ BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a refresh that nothing reads": (
         {"reference.refresh_every": 10},
-        "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
+        "neither the loss nor kl reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
     ),
     "hints that nothing reads": (
         {"reference": {**INITIAL, "sees_hint": True}},
-        "nothing reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01, or",
+        "neither the loss nor kl reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
@@ -93,12 +93,12 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "no teacher": (several(), "none for the environment reverse-text nor for arithmetic"),
     "a teacher without an environment": (
         several(reverse=MODEL, arithmetic=MODEL, arithmetics=MODEL),
-        "reference.teachers.arithmetics is no environment of env.envs: did you mean arithmetic?",
+        "reference.teachers.arithmetics is not an environment of env.envs: did you",
     ),
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ, but one loss compares all teachers: use one value",
+        "differ, and one loss reads them all: use one value",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},
@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a critic whose policy never moves": (
         {**PPO, "critic.head_start": 20, "max_steps": 20},
-        "critic.head_start=20 leaves the policy none of max_steps=20: lower the one, or raise",
+        "critic.head_start=20 leaves no steps of max_steps=20 for the policy: lower",
     ),
     "a critic with pieces of matrices": (
         {**PPO, "critic.optim": MUON, "deepspeed": {"zero_optimization": {"stage": 2}}},
@@ -206,7 +206,7 @@ def test_learning_from_another_distribution_must_be_accepted(
     (problem,) = caught.value.problems
     target = chosen("loss", loss)["_target_"]
     assert problem.startswith(f"sampler.{key}={value} changes what is sampled, so {target} is")
-    assert problem.endswith("accept that with sampler.allow_biased_ratio=true")
+    assert problem.endswith("accept the bias with sampler.allow_biased_ratio=true")
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 
 

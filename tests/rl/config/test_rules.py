@@ -103,6 +103,22 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "max_time=3x is not a time: write 3h30m, 90m, or a",
     ),
     "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
+    "no condition": (
+        {"stop_when": "eval/reward = 1"},
+        "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",
+    ),
+    "a condition on no evaluation": (
+        {"stop_when": "eval/reward > 0.9"},
+        "stop_when reads eval/reward, and the run has no evaluation: use evaluation=default",
+    ),
+    "a debugger for two ranks": (
+        {"trainer.debug": True, "trainer.ranks": 2},
+        "trainer.debug=true runs one rank in this terminal, and trainer.ranks=2: use trainer.ranks",
+    ),
+    "a debugger on another machine": (
+        {"trainer.debug": True, "cluster": chosen("cluster", "ray")},
+        "trainer.debug=true runs the trainer in this terminal: use cluster=local",
+    ),
     "no reward": (
         {"env.reward_weights": {"exact": 0.0}},
         "env.reward_weights={'exact': 0.0} makes every reward 0: set one above 0",
@@ -116,6 +132,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
     "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is set by output_dir"),
+    "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
 }
 
 ALLOWED: dict[str, Changes] = {
@@ -270,6 +287,8 @@ def test_shipped_files_are_found_from_every_folder(
         ("url", "https://me:hunter2@host/v1", "holds a password"),
         ("url", "http://:hunter2@host", "holds a password"),
         ("url", "HTTPS://hunter2@host:8000/v1", "holds a password"),
+        ("url", "https://host/v1?a=b&api_key=hunter2", "holds a key (...?key=value), which"),
+        ("base_url", "http://host?access-token=hunter2", "holds a key (...?key=value), which"),
         ("api_key_variable", "sk-hunter2", "is not the name of an environment variable"),
         ("api_key_variable", "AKIAhunter2EXAMPLE", "is not the name of an environment variable"),
         ("api_key_variable", "hf_hunter2", "is not the name of an environment variable"),
@@ -284,5 +303,5 @@ def test_a_secret_is_refused_and_not_repeated(key: str, value: str, said: str) -
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "mykey", None])
 def test_a_name_of_a_variable_is_allowed_if_it_looks_like_one_or_is_set(name, monkeypatch):
     monkeypatch.setenv("mykey", "x")
-    urls = {"url": "http://host:8000/v1", "text": "mail me@host: now", "n": 3}
+    urls = {"url": "http://host:8000/v1?version=1", "text": "mail me@host: now", "n": 3}
     assert list(secret_problems({"client": {"api_key_variable": name, **urls}})) == []

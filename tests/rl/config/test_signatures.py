@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.signatures import read
+from rl.config.signatures import definition_of, did_you_mean, read
 
 BASE = """
 import does_not_exist_anywhere
@@ -125,3 +125,22 @@ def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> 
     if configured := found.keys() - own.keys():
         assert configured <= inspect.signature(imported.configure).parameters.keys()
         assert not any(found[key].required for key in configured)
+
+
+def test_a_folder_that_another_package_hides_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "losses" / "mine.py").write_text("def mine(tokens): ...")
+    with pytest.raises(LookupError, match="another package losses before the folder losses here"):
+        definition_of("losses.mine.mine")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("gprg", "grpo"), ("gpro", "grpo"), ("cispoo", "cispo"), ("reinforse", "reinforce"),
+     ("foo", ""), ("xyz", "")],
+)  # fmt: skip
+def test_a_similar_word_is_suggested(word, hint):
+    known = ["gspo", "grpo", "rloo", "cispo", "reinforce", "ppo"]
+    assert did_you_mean(word, known) == (f": did you mean {hint}?" if hint else "")
+    assert did_you_mean(word, []) == ""

@@ -13,7 +13,7 @@ from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
-from rl.dry_call.examples import _EXAMPLES_CACHE
+from rl.dry_call.examples import _EXAMPLES_CACHE, select_by_rewards
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
@@ -194,9 +194,41 @@ def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
     assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
+    learner = [path.read_text() for path in (REPO / "rl" / "learner").glob("*.py")]
+    by_token = {name for text in learner for name in re.findall(r'metrics\["(\w+)"\]', text)}
+    assert by_token | {"entropy", "kl_to_rollout", "value_loss"} <= RUN_METRICS
 
 
-ONE = "def mine(rewards):\n    return "
+def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> None:
+    config = changed(
+        own(
+            "loss",
+            f"{HEAD}def mine(tokens):\n    return TokenLoss(-tokens.advantages * "
+            "tokens.logprobs * tokens.anchor.exp(), {'correction_truncated': tokens.logprobs})\n",
+        ),
+        {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
+    )
+    assert "a metric 'correction_truncated', a name that another component uses" in the_problem(
+        config
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("reward", "tokens"), "a metric 'reward' and 'tokens', a name that the run uses itself"),
+        (("entropy",), "a metric 'entropy', a name that"),
+        (("grad_norm", "mine"), "a metric 'grad_norm', a name that"),
+        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', a name that"),
+    ],
+)
+def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
+    metrics = ", ".join(f"{name!r}: tokens.logprobs" for name in names)
+    body = f"return TokenLoss(-tokens.logprobs, {{{metrics}}})"
+    assert said in the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
+
+
+ONE = "def mine(group):\n    rewards = group.rewards\n    return "
 
 
 @pytest.mark.parametrize(
@@ -204,7 +236,7 @@ ONE = "def mine(rewards):\n    return "
     [
         (
             "class mine:\n    def __init__(self, rewards): ...\n",
-            "returned a mine for a group of 16",
+            "raised TypeError: mine.__init__() missing 1 required positional argument",
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
@@ -219,13 +251,26 @@ def test_an_advantage_that_a_run_cannot_use_is_refused(text: str, said: str, own
     assert caught.value.problems[0].startswith("advantage: knobs_own")
 
 
-ONE_TURN = "    return [[0.0] * len(t or ()) for t in rewards][1:]\n"
+ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
 
 
 @pytest.mark.parametrize(
     ("group", "text", "said"),
     [
-        ("advantage", "def mine(rewards):\n    [len(t or ()) for t in rewards]\n" + ONE_TURN, ""),
+        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers for a group of 16"),
+        (
+            "advantage",
+            "class mine:\n    def __call__(self, group):\n        return [0.0] * 16\n"
+            "    def state(self):\n        return {1: {2}}\n    def load(self, state): ...\n",
+            "a state() that a checkpoint cannot store",
+        ),
+        ("reward", "class mine:\n    pass\n", "derive it from rl.rollouts.credit.RewardShaping"),
+        (
+            "reward",
+            "from rl.rollouts.credit import RewardShaping\nclass mine(RewardShaping):\n"
+            "    def __init__(self): ...\n    def penalties(self, group):\n        return [0.0]\n",
+            "returned 1 numbers for a group of 9",
+        ),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
         (
@@ -289,6 +334,39 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
 
 
+BY_TOKEN = (
+    "def mine(group):\n    return [[r or 0.0] * n for r, n in zip(group.rewards, group.lengths)]\n"
+)
+STATEFUL = (
+    "class mine:\n    def __init__(self):\n        self.count = 0\n"
+    "    def __call__(self, group):\n        self.count += 1\n"
+    "        return [0.0] * len(group.rewards)\n"
+    "    def state(self):\n        return {'count': self.count}\n"
+    "    def load(self, state):\n        self.count = state['count']\n"
+)
+READS_TEXT = (
+    "def mine(group):\n"
+    "    assert group.example and all(r.messages and r.turns for r in group.rollouts)\n"
+    "    return [0.0 if named is None else 1.0 for named in group.named_rewards]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_turn", "by_token"),
+    [
+        (BY_TOKEN, False, True),
+        ("def mine(group):\n    return [t or () for t in group.turn_rewards]\n", True, False),
+        (STATEFUL, False, False),
+        (READS_TEXT, False, False),
+    ],
+)
+def test_the_unit_of_an_advantage_is_found_by_calling_it(
+    text: str, by_turn: bool, by_token: bool, own: Any
+) -> None:
+    facts = learn(own("advantage", text))
+    assert (facts.advantage_by_turn, facts.advantage_by_token) == (by_turn, by_token)
+
+
 EXAMPLES = (
     "import time\nfrom envs.protocol import Environment\nclass mine(Environment):\n"
     "    def examples(self, split):\n        "
@@ -306,7 +384,8 @@ def test_an_environment_whose_examples_were_not_read_is_neither_refused_nor_cach
 # What each shipped function does, which a rule or the planner must know.
 FACTS = {
     "advantage": {
-        "advantage_takes_turns": {"turn_group_mean"},
+        "advantage_by_turn": {"turn_group_mean"},
+        "advantage_by_token": set(),
         "advantage_is_reward": {"none"},
         "advantage_refuses_negative": {"max_rl"},
         "advantage_compares": {"group_mean", "group_zscore", "rloo", "max_rl", "turn_group_mean"},
@@ -318,7 +397,6 @@ FACTS = {
     "correction": {"correction_is_neutral": {"none"}},
     "truncation": {
         "truncation_lowers_rewards": {"penalty"},
-        "truncation_changes_rewards": {"penalty", "zero_reward", "mask_zero"},
     },
     "loss": {"loss_weighs_sequences": {"gspo", "sapo"}, "loss_corrects": {"decoupled_ppo"}},
 }
@@ -360,7 +438,7 @@ def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, 
 
 SAMPLERS = """
 import rl.sampling.demonstrations as demonstrations
-class Proverbs(demonstrations.Imitator): ...
+class Proverbs(demonstrations.ImitationSampler): ...
 class Remote: ...
 """
 
@@ -399,6 +477,11 @@ def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(
     assert starts({**config, "group_size": 8})
     next(cache.iterdir()).write_text("{")
     list(map(Path.unlink, list(cache.iterdir())[1:]))
+    assert starts(config)
+    kept = _cache_file(_inputs(config))
+    of_another_version = json.loads(kept.read_text())
+    of_another_version["learned"]["loss_is_new"] = True
+    kept.write_text(json.dumps(of_another_version))
     assert starts(config)
 
 
@@ -464,3 +547,18 @@ def test_an_installed_package_is_a_library_in_every_folder(
     assert is_library(str(package / "a.py")) == is_installed
     assert is_library(json.__file__)
     assert not is_library(str(REPO / "losses" / "cispo.py"))
+
+
+@pytest.mark.parametrize(
+    ("order", "buffer", "expected"),
+    [
+        ("shuffled", "fifo", False),
+        ("sequential", "fifo", False),
+        ("difficulty", "fifo", True),
+        ("shuffled", "difficulty", True),
+    ],
+)
+def test_an_order_that_observes_and_a_buffer_that_rejects_select_examples(order, buffer, expected):
+    config = composed(f"order={order}", f"buffer={buffer}")
+    assert select_by_rewards(config["order"], config["buffer"]) == expected
+    assert learn(config).selects_examples == expected

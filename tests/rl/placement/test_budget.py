@@ -66,13 +66,55 @@ def test_full_training_takes_eighteen_bytes_a_parameter_and_an_adapter_two():
     assert states == 2 * SIZES.parameters + 16 * trained
 
 
-def test_zero_shares_the_optimizer_among_ranks():
-    alone, shared = (
-        planned(gpus(8, 800), "trainer.ranks=4", f"deepspeed={zero}")[1][-1].need.device
-        for zero in ("zero0", "zero3")
+@pytest.mark.parametrize(
+    ("zero", "weights", "gradients", "optimizer"),  # bytes of a parameter on one of four ranks
+    [
+        ("zero0", 2, 4, 12),
+        ("zero1", 2, 9, 12 / 4),  # DeepSpeed keeps all gradients on every rank, and copies
+        ("zero2", 2, 4 / 4, 12 / 4),
+        ("zero3", 2 / 4, 4 / 4, 12 / 4),
+    ],
+)
+def test_zero_shares_more_among_the_ranks_with_every_stage(zero, weights, gradients, optimizer):
+    _, parts, _ = planned(gpus(8, 800), "trainer.ranks=4", f"deepspeed={zero}")
+    states = ("weights", "gradients", "optimizer")
+    for need in (part.need.device for part in parts if part.name == "trainer"):
+        bytes_each = tuple(need[key] / SIZES.parameters for key in states)
+        assert bytes_each == (weights, gradients, optimizer)
+
+
+def test_offloaded_states_are_in_the_memory_of_the_host_and_not_on_the_gpu():
+    whole, moved = (
+        planned(gpus(8, 800), "trainer.ranks=4", f"deepspeed={zero}")[1][-1].need
+        for zero in ("zero3", "zero3_offload")
     )
-    assert shared["optimizer"] == alone["optimizer"] / 4
-    assert shared["weights"] == alone["weights"] / 4
+    states = ("weights", "gradients", "optimizer")
+    assert [moved.device[key] for key in states] == [0, 0, 0]
+    assert [moved.host[key] for key in states] == [whole.device[key] for key in states]
+
+
+def test_only_the_first_rank_holds_the_weights_that_it_pushes():
+    _, parts, _ = planned(gpus(8, 800), "trainer.ranks=2")
+    pushed = [part.need.host["push"] for part in parts if part.name == "trainer"]
+    assert pushed == [2 * 2 * SIZES.parameters, 0]  # the packed weights, and their copy
+
+
+@pytest.mark.parametrize("sizes", [(80, 48), (48, 80)])
+def test_the_share_of_vllm_follows_the_smallest_gpu(sizes):
+    machines = [gpus(1, size)[0] for size in sizes]
+    same = ["trainer.devices=[0]", "inference.devices=[0]"]
+    lora = ["adapter=lora", "trainer.tokens_per_micro_batch=4096"]
+    run, parts, page = planned(machines, *same, *lora)
+    taken = parts[-1].need.on_device / (48 * GIB)
+    assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
+    assert "each GPU has at least 48.0" in page
+
+
+def test_vllm_alone_on_a_small_gpu_is_refused_by_its_share_of_that_gpu():
+    own = ["adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=1024"]
+    planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.9")
+    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, which need"):
+        planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.2")
 
 
 def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
@@ -91,7 +133,7 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_lower_it():
     sentence = (
-        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+: "
+        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+ GiB: "
         r"vLLM [\d.]+ = weights 7\.5 .*; "
         r"trainer [\d.]+ = optimizer 45\.0 .* Lower trainer\.tokens_per_micro_batch"
     )
@@ -105,7 +147,9 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
-    with pytest.raises(ConfigError, match=r"the machine has 8\.0: trainer [\d.]+ = optimizer 45"):
+    with pytest.raises(
+        ConfigError, match=r"the machine has 8\.0 GiB: trainer [\d.]+ = optimizer 45"
+    ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 
 
@@ -133,7 +177,9 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=16384")
     longer = ("model.max_seq_len=16384", *lora)
     assert planned(host, *longer)[0].inference.cpu_kv_cache_gib == 3
-    with pytest.raises(ConfigError, match=r"cpu_kv_cache_gib=1, .* take 2\.2 GiB: raise it to 3"):
+    with pytest.raises(
+        ConfigError, match=r"cpu_kv_cache_gib=1, .* need 2\.2 GiB: set .*=3 or null"
+    ):
         planned(host, *longer, "inference.cpu_kv_cache_gib=1")
     assert planned(host, "trainer.tokens_per_micro_batch=256")[0].inference.plain() == {
         **composed("run_name=x")["inference"],
@@ -154,7 +200,7 @@ def test_the_page_shows_every_process():
     assert "host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "host 1, GPU 0 " in page
     assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
-    assert lines[-1].startswith("idle: GPU ")
+    assert lines[-1].startswith("unused: GPU ")
 
 
 def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
@@ -164,7 +210,7 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
     assert "more than the memory" not in page
     _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
-    assert page.splitlines()[-1].startswith("more than the memory: the run may fail")
+    assert page.splitlines()[-1].startswith("the run may fail: this is more")
 
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():

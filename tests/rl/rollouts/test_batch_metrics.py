@@ -1,6 +1,7 @@
 """Numbers of a batch, against ones worked by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,38 @@ def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     for name in shared:
         assert evaluated[name] == pytest.approx(batch[name.replace("eval/", "rollout/")]), name
     assert batch["rollout/zero_spread"] == 0.5
+
+
+def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counted():
+    rewards = [1.0, math.nan, 0.0, math.inf]
+    played = group(*(rollout(1.0, exact=1.0, form=form) for form in rewards))
+    by_turn = [{"form": (form, 1.0)} for form in rewards]
+    rollouts = tuple(
+        replace(one, turn_rewards=turns)
+        for one, turns in zip(played.rollouts, by_turn, strict=True)
+    )
+    metrics = batch_metrics([replace(played, rollouts=rollouts)], step=4)
+    found = {name: value for name, value in metrics.items() if name.startswith("reward/")}
+    assert found == {
+        "reward/exact": 1.0,
+        "reward/form": 0.5,
+        "reward/form/nonfinite": 2.0,
+        "reward/form/turn_0": 0.5,
+        "reward/form/turn_0/nonfinite": 2.0,
+        "reward/form/turn_1": 1.0,
+    }
+    evaluated = summarise([Played(played.example, played.rollouts)], 1.0).metrics()
+    assert evaluated["eval/reward/form"] == 0.5
+    assert evaluated["eval/reward/form/nonfinite"] == 2.0
+
+
+def test_self_play_has_a_spread_although_every_rollout_gets_the_same_sum():
+    rollouts = [rollout(0.0, [[3, 3]], turns=2), rollout(0.0, [[3, 3]], turns=2)]
+    credits = (Credit(0.0, (1.0, -1.0)), Credit(0.0, (-1.0, 1.0)))
+    played = replace(group(*rollouts), credits=credits)
+    assert batch_metrics([played], step=4)["rollout/zero_spread"] == 0.0
+    same = replace(played, credits=(Credit(0.0, (1.0, -1.0)),) * 2)
+    assert batch_metrics([played, same], step=4)["rollout/zero_spread"] == 0.5
 
 
 def test_tokens_of_version_0_have_a_staleness_like_any_other():

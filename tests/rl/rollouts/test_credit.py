@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
-from losses.advantages import group_mean, group_zscore
+from losses.advantages import group_mean, group_zscore, none
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts import truncation
-from rl.rollouts.credit import GroupCredit, RewardShaping
+from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.credit import GroupCredit, RewardShaping, compared_columns
+from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import batch_rewards, plan, weighted_rows
 from rl.rollouts.service import RolloutService
 from rl.runtime.folder import RunFolder
@@ -119,7 +121,7 @@ def test_the_length_penalty_applies_after_truncation():
         (pytest.approx(-0.45),),
         (0.0,),
     ]
-    assert all(credit.trains for credit in made)
+    assert [credit.trains for credit in made] == [True, True, False]
 
 
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
@@ -187,11 +189,101 @@ def test_the_summed_reward_is_not_normalised_by_parts():
     assert summed == pytest.approx([50 - 101, 150 - 101, 103 - 101], abs=1e-12)
 
 
-def test_the_change_by_truncation_is_one_more_reward_of_weight_1():
-    # Rewards 0, 0, 6 = 2 a; truncation takes 0, 0, 6: 2 * (-1, -1, 2) + (1, 1, -2), over sqrt(3).
-    rollouts = [rollout(0.0, a=0.0), rollout(0.0, a=0.0), rollout(6.0, StopReason.CONTEXT, a=3.0)]
-    found = advantages(EACH, {"a": 2.0}, *rollouts, truncated=truncation.zero_reward)
-    assert found == pytest.approx([-1 / ROOT3, -1 / ROOT3, 2 / ROOT3], abs=1e-12)
+def test_a_reward_that_truncation_zeroes_is_zero_in_each_named_reward():
+    # a: 0, 3, 0 and not 0, 3, 9; b: 0, 0, 0 and not 0, 0, 1.
+    played = [(0.0, 0.0, StopReason.STOP), (3.0, 0.0, StopReason.STOP), (9.0, 1.0, CUT[1])]
+    rollouts = [rollout(2 * a + b, stop, a=a, b=b) for a, b, stop in played]
+    weights = {"a": 2.0, "b": 1.0}
+    found = advantages(EACH, weights, *rollouts, truncated=truncation.zero_reward)
+    assert found == pytest.approx([-2 / ROOT3, 4 / ROOT3, -2 / ROOT3], abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [0.001, 0.1, 10.0])
+def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
+    # z-scores of a: -1, -1, 2 over sqrt(3). Lengths of 1, 2 and 6 tokens, 3 on average.
+    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((0.0, 1), (0.0, 2), (3.0, 6))]
+    expected = [-1 / ROOT3 + 2 * size, -1 / ROOT3 + size, 2 / ROOT3 - 3 * size]
+    shaping = RewardShaping(normalise_each=True, length_penalty=size)
+    assert advantages(shaping, {"a": 1.0}, *rollouts) == pytest.approx(expected, abs=1e-12)
+    # The soft limit subtracts 0, 0 and `size` / 5: 6 tokens of 10, from 5 on.
+    limit = partial(soft, weight=size)
+    found = advantages(EACH, {"a": 1.0}, *rollouts, truncated=limit)
+    lost = size / 15
+    expected = [-1 / ROOT3 + lost, -1 / ROOT3 + lost, 2 / ROOT3 - 2 * lost]
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_penalty_is_not_compared_if_the_advantage_compares_nothing():
+    shaping = RewardShaping(normalise_each=True, length_penalty=0.5)
+    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
+    made = GroupCredit(truncation.keep, shaping, none, weights_of({"a": 2.0}), compares=False)
+    assert [c.advantages for c in made(EXAMPLE, rollouts)] == [(1.5,), (5.0,)]
+
+
+@pytest.mark.parametrize(
+    ("shaping", "compares", "rollouts", "columns"),
+    [
+        # The sums are equal, and each named reward differs: both rollouts have an advantage.
+        (
+            EACH,
+            True,
+            [rollout(2.0, a=2.0, b=0.0), rollout(2.0, a=1.0, b=1.0)],
+            [[4, 2], [0, 1], [0, 0]],
+        ),
+        (SUMMED, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
+        (SUMMED, False, [rollout(1.0), rollout(1.0)], None),
+        (SUMMED, True, [rollout(None)], [[]]),
+    ],
+)
+def test_a_group_has_the_numbers_that_its_advantage_compared(shaping, compares, rollouts, columns):
+    weights = weights_of({"a": 2.0, "b": 1.0})
+    made = GroupCredit(truncation.keep, shaping, group_mean, weights, compares=compares)
+    played = group(0, rollouts, made(EXAMPLE, rollouts))
+    assert compared_columns(played) == columns
+    buffer = DifficultyBuffer(
+        min_spread=1e-6, min_reward_variance=None, min_reward=None, max_reward=None
+    )
+    flat = columns is not None and all(len(set(column)) < 2 for column in columns)
+    unscored = all(rollout.reward is None for rollout in rollouts)
+    assert buffer.why_useless(played) == (
+        "unscorable" if unscored else "zero_spread" if flat else ""
+    )
+    share = batch_metrics([played], 0)["rollout/zero_spread"]
+    assert math.isnan(share) if unscored or columns is None else share == flat
+
+
+def test_groups_whose_penalties_differ_have_a_spread():
+    shaping = RewardShaping(normalise_each=True, length_penalty=0.5)
+    rollouts = [rollout(1.0, lengths=(n,), a=1.0) for n in (1, 3)]
+    made = GroupCredit(truncation.keep, shaping, zscore, weights_of({"a": 1.0}))(EXAMPLE, rollouts)
+    assert compared_columns(group(0, rollouts, made)) == [[1, 1], [-0.5, -1.5]]
+    assert [c.advantages for c in made] == [(0.5,), (-0.5,)]
+
+
+@pytest.mark.parametrize("needs_score", [True, False])
+def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(needs_score):
+    rollouts = [rollout(1.0, lengths=(2,)), rollout(None, StopReason.TIMEOUT, lengths=(98,))]
+    weights = weights_of({})
+    credit = GroupCredit(truncation.keep, SUMMED, group_mean, weights, needs_score=needs_score)
+    made = group(0, rollouts, credit(EXAMPLE, rollouts))
+    rows = weighted_rows([made], token_mean)
+    assert [r.rollout_id for r in rows] == ([0] if needs_score else [0, 1])
+    assert rows[0].token_weights[-1] == np.float32(1 / 2 if needs_score else 1 / 100)
+    assert batch_rewards([made])["lengths"].tolist() == [2, 0 if needs_score else 98]
+
+
+@pytest.mark.parametrize(
+    ("reads", "trains"), [(["advantages", "logprobs"], False), (["logprobs", "ref_logprobs"], True)]
+)
+def test_the_loss_of_a_run_decides_whether_rollouts_without_a_score_train(reads, trains):
+    run = SimpleNamespace(
+        truncation=chosen("truncation", "keep"),
+        reward=chosen("reward", "default"),
+        advantage=chosen("advantage", "group_mean"),
+        learned=learned(loss_reads=reads, advantage_compares=True),
+    )
+    (credit,) = GroupCredit.of(run, weights_of({}))(EXAMPLE, [rollout(None)])
+    assert (credit.trains, credit.advantages) == (trains, (0.0,))
 
 
 # Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.

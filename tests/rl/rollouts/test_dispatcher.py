@@ -3,19 +3,21 @@
 import asyncio
 import json
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 import pytest
 
 from envs.episode import StopReason
 from rl.records import Rollout
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.truncation import keep
 from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
-from tests.support.world import GROUPS_PER_STEP, ROW, World
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.4])
@@ -143,6 +145,35 @@ def test_an_order_places_each_group_once_and_observes_each_finished_group(max_st
     assert set(order.observed) <= set(after.dispatcher.order.observed)
     # Pending groups keep their places, so the order only places the groups after them.
     assert after.dispatcher.order.asked[0] == state.next_index
+
+
+def test_a_checkpoint_keeps_the_state_of_the_advantage():
+    class Counting:
+        def __init__(self):
+            self.count = 0
+
+        def __call__(self, group):
+            self.count += 1
+            return [0.0 for _ in group.rewards]
+
+        def state(self):
+            return {"count": self.count}
+
+        def load(self, state):
+            self.count = state["count"]
+
+    def credit():
+        shaping = RewardShaping(normalise_each=False, length_penalty=0.0)
+        return GroupCredit(keep, shaping, Counting(), lambda _: {})
+
+    first, resumed = credit(), credit()
+    first(EXAMPLES[0], ())
+    saved = json.loads(json.dumps(asdict(World(0, 0, stateful=first).dispatcher.checkpoint())))
+    World(0, 0, stateful=resumed, state=msgspec.convert(saved, DispatcherState))
+    assert resumed.state() == {"count": 1}
+    World(0, 0, stateful=resumed)  # a new run has no state to load
+    assert resumed.state() == {"count": 1}
+    assert replace(first, advantage=list).state() == {}
 
 
 def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():

@@ -101,12 +101,12 @@ def test_infinite_rewards_cost_only_their_own_rollout():
 
 def test_an_advantage_must_return_a_number_for_each_turn():
     with pytest.raises(RunFailed, match="returned 1 numbers for a rollout of 2 turns"):
-        credit([rollout([1.0, 0.0], 0.0)], lambda rewards: [[1.0]])
+        credit([rollout([1.0, 0.0], 0.0)], lambda group: [[1.0]])
 
 
 def test_a_sampled_turn_counts_although_the_environment_reports_fewer_turns():
     played = Rollout((row(-1, 0, 1, 2),), [], 1.0, {}, StopReason.STOP, 1, 0.0)  # says 1 turn
-    (made,) = credit([played], lambda rewards: [list(r) for r in rewards])
+    (made,) = credit([played], lambda group: [[*turns] for turns in group.turn_rewards])
     assert made.turn_rewards == (0.0, 0.0, 1.0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -43,6 +44,33 @@ def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(
 
     assert not temporary.exists()
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
+
+
+@pytest.mark.parametrize("depth", ["run", "x" * 90])
+def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_original(depth, tmp_path):
+    original, copy = RunFolder(tmp_path / depth), RunFolder(tmp_path / f"{depth}-copy")
+    original.private.make()
+    original.private.make_key()
+    shutil.copytree(original.path, copy.path, symlinks=True)
+    copy.private.make()
+    copy.clear_processes()
+    assert original.private.read_key()
+    sockets = original.private.path.resolve()
+    original.clear_processes()
+    assert not sockets.exists()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_compiled_code_is_read_only_from_a_folder_of_the_user(is_own, tmp_path, monkeypatch):
+    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    private, compiled = RunFolder(tmp_path).private, tmp_path / "cache" / "compiled"
+    if not is_own:
+        (tmp_path / "cache").mkdir()
+        compiled.symlink_to("/")
+    found = Path(private.environment()["TORCHINDUCTOR_CACHE_DIR"])
+    assert found == (compiled if is_own else private.temporary / "compiled")
+    assert not is_own or stat.S_IMODE(compiled.stat().st_mode) == 0o700
 
 
 def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):

@@ -67,3 +67,4 @@ def test_the_advice_names_saved_and_lost_steps(done, saved, expected, tmp_path):
     advice = resume_advice(run_folder)
     assert advice.splitlines()[0] == expected
     assert ("resume=true" in advice) == bool(done)
+    assert ("\ngo on" in advice, "\nagain" in advice) == (bool(saved), bool(done and not saved))

@@ -10,6 +10,7 @@ from envs.alphabet_sort import AlphabetSort
 from envs.episode import Example, StopReason
 from envs.messages import user
 from envs.mixture import Mixture
+from losses.advantages import none
 from rl.inference.live_version import LiveVersion
 from rl.records import Group
 from rl.rollouts.batch_metrics import batch_metrics
@@ -56,7 +57,7 @@ def test_the_environment_of_a_group_decides_its_turns_and_rewards():
     env = mixture()
     order, play = shuffled(env.pools("train"), 0), player(env, EchoClient("")).play_group
     credit = GroupCredit(
-        keep, RewardShaping(normalise_each=False, length_penalty=0.0), list, lambda _: {}
+        keep, RewardShaping(normalise_each=False, length_penalty=0.0), none, lambda _: {}
     )
     groups = []
     for index, example in enumerate(examples(order, 8)):

@@ -1,6 +1,7 @@
 """A resumed run uses the model that it started from, and no other."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_another_model_is_refused(deleted, run_folder, model):
     (model / "config.json").unlink()
     if deleted:
         model.rmdir()
-    with pytest.raises(ConfigError, match=r"run started from .*model, and .* has changed since"):
+    with pytest.raises(ConfigError, match=r"run started from .*model, but .* is another model"):
         model_of(run_folder, lambda: other)
 
 
@@ -80,7 +81,25 @@ def test_every_teacher_is_downloaded_before_anything_starts(model):
     (model / "tokenizer.json").write_text("{}")
     save_file({"weight": torch.zeros(1)}, model / "model.safetensors")
     fetch_references(of_distillation(str(model)))
-    with pytest.raises(ConfigError, match=r"reference.path=/nobody/here: no such folder"):
+    with pytest.raises(ConfigError, match=r"reference.path=/nobody/here does not exist"):
         fetch_references(of_distillation(str(model), "/nobody/here"))
     unread = Run.of(composed("loss=cispo")).changed({"reference.path": "/nobody/here"})
     fetch_references(unread)
+
+
+@pytest.mark.parametrize("content", ["", "/models/half", None])
+def test_a_damaged_record_of_the_model_is_named(content, run_folder):
+    record = run_folder.path / "model.txt"
+    record.unlink() if content is None else record.write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.txt"):
+        model_of(run_folder, pytest.fail)
+
+
+def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_folder.set_model(model / "other", "123")
+    assert run_folder.model() == model

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import time
 from contextlib import nullcontext
 from threading import Timer
@@ -97,6 +98,14 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
 
 
+def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(watched):
+    stops = [sys.executable, "-c", "breakpoint()"]
+    with pytest.raises(
+        RunFailed, match=r"breakpoint.. needs a terminal.*: trainer.debug=true runs"
+    ):
+        watched(*SUPERVISED, seconds=20.0, trainer_rank0=SLEEP, rollouts=stops)
+
+
 class AskedLater:
     """Ask for the end at the fourth look, after the status has changed."""
 
@@ -156,7 +165,7 @@ def test_a_rank_knows_that_it_must_use_its_gpu_and_waits_for_a_vllm_that_shares_
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
-    sentence = r"No space left.*r/config.yaml'?: free disk space there first"
+    sentence = r"No space left.*r/config.yaml'?: free space on this disk"
     with pytest.raises(RunFailed, match=sentence), reporting_full_disk():
         raise full
     with pytest.raises(PermissionError), reporting_full_disk():

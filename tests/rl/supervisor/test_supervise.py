@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
@@ -11,6 +12,7 @@ from rl.runtime.lock import locked
 from rl.runtime.status import Status
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
+from tests.support.tiny_policy import model_folder
 
 
 def a_run(folder: Path, *overrides: str) -> RunFolder:
@@ -42,15 +44,17 @@ def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
     assert result.returncode == 2
 
 
-def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(tmp_path):
-    run_folder = a_run(tmp_path / "whole", "max_steps=2")
+@pytest.mark.parametrize("end", ["max_steps=2", 'stop_when="step > 0"'])
+def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(end, tmp_path):
+    run_folder = a_run(tmp_path / "whole", end)
     (run_folder.checkpoints / "step_000002").mkdir(parents=True)
     Status(run_folder, "trainer.rank0").set("done")
     before = {p: c for p, c in contents(run_folder.path).items() if p.parent.name != "sockets"}
-    result = train("run_name=whole", "resume=true", "max_steps=2", output_dir=tmp_path)
+    result = train("run_name=whole", "resume=true", end, output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    assert "already at max_steps=2 of " in result.stdout
-    assert "raise max_steps to continue" in result.stdout
+    key = end.partition("=")[0]
+    assert f"already at {end.replace(chr(34), '')} of " in result.stdout
+    assert f"change {key} to continue" in result.stdout
     assert "whole: 2 steps" in result.stdout
     run_folder.lock.unlink()
     assert not run_folder.private.path.exists()
@@ -75,17 +79,29 @@ def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "model" / "config.json").write_text("{}")
     model = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
     result = train(*model, "model.path=model", output_dir=tmp_path)
-    assert "model holds no tokenizer.json: save the" in result.stderr
+    assert "model contains no tokenizer.json: save the" in result.stderr
     assert result.stderr.startswith("this run cannot start:\n- ")
     assert "Traceback" not in result.stderr
     assert result.returncode == 2
 
 
+def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp_path):
+    model = model_folder(tmp_path / "model")
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    (model / "chat_template.jinja").write_text("{{ messages }} <function=f>")
+    sizes = ["adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
+    result = train("model=hf", "model.path=model", "run_name=r", *sizes, output_dir=tmp_path)
+    assert result.stderr.startswith("this run cannot start:\n- model.renderer=auto cannot tell")
+    assert "use client=tokens, which takes the model's own chat template, or set" in result.stderr
+    assert result.returncode == 2
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
-    assert result.stderr.startswith("this run cannot start:\n- warm starts are kept in ")
-    assert "file/warm, which cannot be written (Not a directory): set the" in result.stderr
+    assert result.stderr.startswith("this run cannot start:\n- the cache of warm starts, ")
+    assert "file/warm, is not writable (Not a directory): set the" in result.stderr
     assert "OFFBYONE_CACHE to a writable folder" in result.stderr
     assert result.returncode == 2
 

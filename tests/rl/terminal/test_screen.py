@@ -103,7 +103,7 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
     text = final_summary(RunFolder(folder))
     for shown in (
         "20 steps in 1 m 20 s",
-        "0.100 (first 5) -> 0.725 (last 10), best 0.950 at step 19",
+        "0.100 (first 5) -> 0.725 (last 10), best 0.950 in rollouts/step_000019.jsonl",
         "0.000 -> 1.900",
         "update 75%, wait 25%",
         "step_000020/hf",
@@ -112,8 +112,9 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
         assert shown in text
     (folder / "checkpoints").rename(folder / "elsewhere")  # no checkpoint is left
     assert "\nagain        python train.py" in final_summary(RunFolder(folder))
-    (folder / "config.yaml").write_text("max_steps: 20")
-    assert "resume=true" not in final_summary(RunFolder(folder))
+    for ended in ("max_steps: 20", "{max_steps: 99, stop_when: eval/reward > 1.8}"):
+        (folder / "config.yaml").write_text(ended)
+        assert "resume=true" not in final_summary(RunFolder(folder))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rl.runtime import child
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
-from rl.runtime.status import STOPPED, Status
+from rl.runtime.status import STOPPED, Status, read_statuses
 from rl.runtime.stop_request import pass_on_signals
 from rl.supervisor import replicas
 from rl.terminal.panel import RunView
@@ -65,7 +65,8 @@ class Rehearsal(loop.TrainingRun):
         self.run_folder, self.start, self.num_nonfinite = folder, start, 0
         self.settings = self.run.trainer
         self.status = Status(folder, "trainer.rank0")
-        self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word)
+        self.profiler = None
+        self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
@@ -195,6 +196,41 @@ def test_a_run_that_ends_early_saves_and_has_no_further_evaluation(
     assert rows == [(0, 0.5), (1, None)]
 
 
+@pytest.mark.parametrize(
+    ("condition", "steps"),
+    [
+        ("eval/reward >= 0.6", [0, 1, 2]),
+        ("eval/reward > 0.95", [0, 1, 2, 3]),
+        ("eval/reward >= 0.9", [0, 1, 2, 3]),  # in the last step, which needs no early end
+        ("train/skipped > 0", [0, 1, 2, 3]),
+    ],
+)
+def test_stop_when_ends_the_run_after_the_first_step_that_fulfils_it(
+    condition, steps, folder, calls, saved, answers
+):
+    answers["evaluation"] = lambda call: Answer(
+        value=msgspec.Raw(pack({"eval/reward": 0.3 * call.version}))
+    )
+    run = Rehearsal(folder, start=0, max_steps=4, checkpoint_every=0)
+    run.run = replace(run.run, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
+    run.train()
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows if "train/loss" in row or "time/step" in row] == steps
+    assert saved == [len(steps)]
+    doing = read_statuses(folder)["trainer.rank0"].doing
+    assert doing == ("done" if len(steps) == 4 else f"done: stop_when={condition} is fulfilled")
+
+
+def test_a_metric_of_stop_when_that_no_line_has_ends_the_run_in_its_first_step(
+    folder, calls, saved
+):
+    run = Rehearsal(folder, start=0, max_steps=4, checkpoint_every=0)
+    run.run = replace(run.run, stop_when="train/skiped > 0")
+    missing = "stop_when reads train/skiped, which is not recorded: did you mean train/skipped?"
+    with pytest.raises(RunFailed, match=missing):
+        run.train()
+
+
 PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
 
 
@@ -233,7 +269,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
     # The second push and publication are those of the first step.
     num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
     assert done == list(range(num_steps))
-    assert set(saved) == {num_steps} - {0}
+    assert saved == [num_steps] * (num_steps > 0)
 
 
 class WithoutServer(Rehearsal):

@@ -10,8 +10,9 @@ import torch
 from rl.inference.routes import VLLMRoutes
 from rl.runtime.failure import RunFailed
 from rl.weights.fingerprint import fingerprint
+from rl.weights.pusher import WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, pusher, two_rows
-from tests.support.receiving import SENDERS, refuse, replica
+from tests.support.receiving import SENDERS, opened, refuse, replica
 
 
 @pytest.fixture
@@ -53,6 +54,19 @@ def test_a_replica_on_a_port_needs_neither_a_folder_nor_memory_of_the_trainer(sy
     if sync == "adapter":
         assert near.server.folder != far.server.folder
         assert not near.server.folder.exists()
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_probes_of_every_few_versions_take_the_replicas_in_turns(every, replicas):
+    push = WeightPusher(opened("shm", probe_every=every), [one.receiver for one in replicas[:2]])
+    probed = []
+    for version in range(1, 4 * every + 1):
+        before = [one.server.routes.count("/inference/v1/generate") for one in replicas[:2]]
+        found = push.probe(Scorer(0.0), two_rows(), version)
+        assert bool(found) == (version % every == 0)
+        after = [one.server.routes.count("/inference/v1/generate") for one in replicas[:2]]
+        probed += [one for one in (0, 1) if after[one] > before[one]]
+    assert probed in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
 FAULTS = {

@@ -1,0 +1,92 @@
+"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea
+
+It runs the same entry points as `python train.py` in a checkout. The current folder may have a
+folder conf/ with choices of its own, and Python modules that these choices name.
+"""
+
+import re
+import runpy
+import shutil
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+from rl.config.shipped import SHIPPED
+
+ENTRY_POINTS = {
+    "train": "train a policy, or start a sweep with --multirun",
+    "evaluate": "measure a model or a checkpoint on held-out examples",
+    "report": "compare runs with intervals",
+    "view": "browse rollouts and tokens",
+    "plan": "show devices and memory of a run without starting it",
+    "optimize-prompt": "search for a better system prompt",
+}
+NEW = "new"
+_PACKAGES = ("rl", "lab", "losses", "envs", "offbyone")
+_TEMPLATE = "my_lab"  # the package name in examples/my-lab
+
+
+def usage() -> str:
+    """Return the list of the subcommands."""
+    about = {**ENTRY_POINTS, NEW: "create a folder with a loss, an environment and their tests"}
+    lines = [f"  offbyone {name:<16} {text}" for name, text in about.items()]
+    return "\n".join(["usage: offbyone <command> [key=value ...]", "", *lines])
+
+
+def main() -> None:
+    """Run the subcommand that the command line names."""
+    command, arguments = next(iter(sys.argv[1:]), "--help"), sys.argv[2:]
+    if command in ("--help", "-h", "help"):
+        print(usage())  # noqa: T201
+    elif command == "--version":
+        print(version("offbyone-rl"))  # noqa: T201
+    elif command == NEW:
+        print(new(arguments))  # noqa: T201
+    elif command in ENTRY_POINTS:
+        refuse_foreign_packages()
+        script = SHIPPED / f"{command.replace('-', '_')}.py"
+        sys.argv = [str(script), *arguments]
+        runpy.run_path(str(script), run_name="__main__")
+    else:
+        sys.exit(f"there is no command {command}\n{usage()}")
+
+
+def refuse_foreign_packages() -> None:
+    """Exit if Python finds another project's package under the name of one of ours."""
+    home = Path(__file__).parents[2]
+    for name in _PACKAGES:
+        module = import_module(name)
+        folders = [Path(folder) for folder in module.__path__]
+        if home / name not in folders:
+            sys.exit(
+                f"the folder {folders[0]} hides the package {name} of offbyone: rename the folder, "
+                "or start offbyone from another folder"
+            )
+
+
+def new(arguments: list[str]) -> str:
+    """Copy the example folder to the path of the command line; return what to do next.
+
+    The package in it has the name of the folder, with `_` in place of other characters.
+    """
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.exit("usage: offbyone new <folder>")
+    folder = Path(arguments[0])
+    package = re.sub(r"\W", "_", folder.resolve().name).lower()
+    if not package.isidentifier() or package in (*_PACKAGES, *sys.stdlib_module_names):
+        sys.exit(f"{package} cannot be the name of a new Python package: choose another name")
+    if folder.exists() and any(folder.iterdir()):
+        sys.exit(f"{folder} is not empty: choose another folder")
+    caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")
+    shutil.copytree(SHIPPED / "examples" / "my-lab", folder, ignore=caches, dirs_exist_ok=True)
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before the folders that hold them
+        if path.is_file():
+            path.write_text(path.read_text().replace(_TEMPLATE, package))
+        path.rename(path.with_name(path.name.replace(_TEMPLATE, package)))
+    return (
+        f"created {folder} with the package {package}\n\n"
+        f"  cd {folder}\n"
+        "  python -m pytest\n"
+        f"  offbyone train loss={package} max_steps=20"
+    )

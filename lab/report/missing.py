@@ -1,0 +1,69 @@
+"""Alternative scores: assumptions about unscored rollouts and lost runs.
+
+Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
+fails. Left out, they could decide a comparison. A decision must therefore hold under each
+assumption about them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from lab.report.evaluations import Question
+from lab.report.run import Run
+from lab.report.scoring import REWARD, TRAINING, Rows, Scoring, Table, mean_scores, scores_of
+from lab.report.statistics import Scores
+
+
+def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
+    """Yield each assumption with the scores of all arms, nothing if nothing is missing."""
+    extremes = _extreme_rewards(scoring)
+    if any(one.num_unscored for one in scoring.arms):
+        for name, unscored in zip(("lowest", "highest"), extremes, strict=True):
+            arms = [_with_unscored(scoring, one.runs, unscored) for one in scoring.arms]
+            columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
+            scores = [scores_of(rows, columns) for rows in arms]
+            yield f"unscored rollouts count as the {name} reward", scores
+    if any(one.lost for one in scoring.arms):
+        columns = scoring.questions or [REWARD]
+        lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
+        best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
+        for name, added in (("at their last evaluation", lost), ("above the best run", best)):
+            scores = [
+                scores_of([*arm.rows, *rows], columns)
+                for arm, rows in zip(scoring.arms, added, strict=True)
+            ]
+            yield f"lost runs count {name}", scores
+
+
+def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the lowest and the highest reward of a judged rollout in each environment."""
+    lowest: dict[str, float] = {}
+    highest: dict[str, float] = {}
+    for evaluation in (one for run in scoring.runs for one in run.judged(scoring.num_judged)):
+        for question, rewards in evaluation.rewards.items():
+            for reward in (reward for reward in rewards if reward is not None):
+                lowest[question.env] = min(reward, lowest.get(question.env, reward))
+                highest[question.env] = max(reward, highest.get(question.env, reward))
+    return lowest, highest
+
+
+def _with_unscored(scoring: Scoring, runs: Sequence[Run], unscored: Mapping[str, float]) -> Rows:
+    return [(run, mean_scores(run, scoring.num_judged, unscored)) for run in runs]
+
+
+def _last_known(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
+    """Return the last scores of a lost run, and the lowest reward where it has none."""
+    if scoring.measure == TRAINING:
+        reward = run.training_reward
+        least = min(table[REWARD] for one in scoring.arms for _, table in one.rows)
+        return {REWARD: least if reward is None else reward}
+    known = mean_scores(run, scoring.num_judged, lowest)
+    return {question: known.get(question, lowest[question.env]) for question in scoring.questions}
+
+
+def _above_best(rows: Rows, columns: Sequence[Question]) -> Table:
+    """Return scores as far above the arm's best run as that run is above the arm's mean."""
+    y = np.array([[table[column] for column in columns] for _, table in rows])
+    best = y[y.mean(1).argmax()]
+    return dict(zip(columns, (2 * best - y.mean(0)).tolist(), strict=True))

@@ -1,0 +1,103 @@
+"""The notes of a report: what limits its conclusions."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lab.report import statistics as st
+from lab.report.arms import code_note
+from lab.report.run import Run
+from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
+
+_MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
+
+
+def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[str]:
+    """Yield the notes on the scores of all arms, and on the excluded runs."""
+    yield from _on_scores(scoring)
+    yield from _on_seeds(scoring)
+    yield from filter(None, (code_note(one.arm) for one in scoring.arms))
+    runs = scoring.runs
+    if any(one.num_unscored for one in scoring.arms):
+        counts = [
+            f"{one.arm.name} {one.num_unscored} of {one.num_rollouts}"
+            for one in scoring.arms
+            if one.num_unscored
+        ]
+        yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
+    if waiting := sum(not run.finished and not run.ended_early for run, _ in left_out):
+        yield f"{waiting} runs wait or still run: the p-values hold only when they have finished."
+    if left_out:
+        yield _exclusion_note(left_out)
+    if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
+        yield f"{broken} lines of evaluations cannot be read and are left out."
+
+
+def _on_scores(scoring: Scoring) -> Iterator[str]:
+    runs = scoring.runs
+    scores = np.unique(np.concatenate([one.scores.y.ravel() for one in scoring.arms]))
+    if len(scores) == 1:
+        yield (
+            f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
+            "rewards. Look at some rollouts (python view.py <a run>), then make the task easier or "
+            "harder."
+        )
+    if scoring.measure == TRAINING:
+        yield (
+            "Compared by training reward, which every run measured on different examples. Use "
+            "evaluation=default to compare all runs on the same questions."
+        )
+        if any(run.selects_examples for run in runs):
+            yield (
+                "The order or the buffer chose examples by earlier rewards, so a better policy may "
+                "have had harder examples and a lower training reward."
+            )
+    most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
+    if 0 < compared < most:
+        yield (
+            f"Compared on the {compared} questions that have a score in every run, "
+            f"of up to {most} questions."
+        )
+    steps = [[judged_step(run, scoring.measure) for run in one.runs] for one in scoring.arms]
+    if len({step for of_arm in steps for step in of_arm}) > 1:
+        texts = [
+            f"{one.arm.name} at {as_range(of_arm)}"
+            for one, of_arm in zip(scoring.arms, steps, strict=True)
+        ]
+        name = "step" if scoring.measure == TRAINING else "policy version"
+        yield f"Not all runs are judged at the same {name}: {', '.join(texts)}."
+
+
+def _on_seeds(scoring: Scoring) -> Iterator[str]:
+    arms = scoring.arms
+    if few := [one.arm.name for one in arms if not one.scores.resamples_seeds]:
+        names = "every arm" if len(few) == len(arms) > 1 else ", ".join(few)
+        yield (
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "
+            "between seeds, so no such arm is called better or worse."
+        )
+    looks = max(one.arm.num_looks for one in arms)
+    if looks > 1:
+        yield (
+            f"Runs were added {looks - 1} times after the sweep had begun. Growing a sweep until "
+            "it shows a difference causes false decisions, so p-values are multiplied by up to "
+            f"{st.looks_factor(looks)}."
+        )
+
+
+def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
+    """Return the excluded runs by cause, the most frequent cause first."""
+    causes: dict[str, list[Run]] = defaultdict(list)
+    for run, why in left_out:
+        causes[why].append(run)
+    return sorted(causes.items(), key=lambda item: -len(item[1]))
+
+
+def _exclusion_note(left_out: Sequence[tuple[Run, str]]) -> str:
+    """Return a note with the most frequent causes of exclusion, and one run for each cause."""
+    shown = [
+        f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
+        for why, runs in by_cause(left_out)[:_MAX_CAUSES]
+    ]
+    return f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"

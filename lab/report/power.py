@@ -1,0 +1,41 @@
+"""The smallest visible difference, and the seeds that an observed difference needs."""
+
+from bisect import bisect_left
+from math import inf
+from typing import Any
+
+from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
+
+POWER = 0.8  # statistical power at the smallest visible difference
+MOST_SEEDS = 1000  # larger numbers are reported as more than this
+_NO_NUMBER = 10**7  # if so many seeds do not suffice, no number does
+
+
+def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
+    """Return the smallest true difference that is detected with probability POWER, or NaN."""
+    return spread.standard_error * float(
+        _num_errors(spread.decision_degrees_of_freedom, num_comparisons)
+    )
+
+
+def _num_errors(degrees_of_freedom: float, num_comparisons: int) -> Any:
+    """Return how many standard errors a difference needs to be detected with probability POWER."""
+    tail = 1 - ERROR / 2 / max(num_comparisons, 1)
+    return student_quantile(degrees_of_freedom, tail) + student_quantile(degrees_of_freedom, POWER)
+
+
+def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) -> float | None:
+    """Return the seeds per arm that detect this true difference with probability POWER.
+
+    Return infinity if no number of seeds suffices: only more questions help then. Return None if
+    the number is unknown, or if the difference is 0.
+    """
+    if len(spread.seeds) < 2 or not difference:
+        return None
+    counts = range(FEWEST_SEEDS, _NO_NUMBER)
+
+    def suffices(count: int) -> bool:
+        return visible_difference(spread.with_seeds(count), num_comparisons) <= abs(difference)
+
+    index = bisect_left(counts, True, key=suffices)
+    return float(counts[index]) if index < len(counts) else inf

@@ -1,0 +1,34 @@
+"""The input of an advantage and of reward shaping: one group of rollouts with rewards. No torch.
+
+K: rollouts of the group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoredGroup:
+    """The rollouts of one example, with their rewards after truncation and penalties."""
+
+    rewards: Sequence[float | None]  # [K] None: no score (the environment failed or returned NaN)
+    turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns
+    named_rewards: Sequence[Mapping[str, float]]  # [K] rewards of the environment, unweighted
+    lengths: Sequence[int]  # [K] number of completion tokens
+    rollouts: Sequence[Any]  # [K] rl.records.Rollout: messages, turns, rows with the tokens
+    example: Any = None  # envs.episode.Example that the rollouts played
+
+    @staticmethod
+    def by_hand(rewards: Sequence[float | None], **others: Any) -> "ScoredGroup":
+        """Return a group of rollouts with one turn and no tokens, for tests of an advantage.
+
+        `others` sets further fields by name.
+        """
+        fields = {
+            "turn_rewards": [None if reward is None else (reward,) for reward in rewards],
+            "named_rewards": [{} for _ in rewards],
+            "lengths": [0] * len(rewards),
+            "rollouts": [None] * len(rewards),
+        }
+        return ScoredGroup(rewards=rewards, **(fields | others))

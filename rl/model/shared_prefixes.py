@@ -1,0 +1,240 @@
+"""Compute the tokens at the beginning of several rows only once, with the same result.
+
+Rows of a group share their prompt, and rows of a forked rollout share their history. In a causal
+model the hidden state of a token depends only on the tokens up to it. So rows that begin with the
+same tokens have the same states there, and the model computes each distinct beginning once:
+
+1. `pack` sorts the rows by their token ids and keeps of each row what follows the tokens that it
+   shares with the preceding row. This is the trie of the rows in depth-first order.
+2. Embedding, norms and linear layers compute the packed tokens, as one row.
+3. The attention copies queries, keys and values of the packed tokens to complete rows, computes
+   causal attention as usual, and takes back one copy of each packed token's output. A row that is
+   the beginning of another row needs no copy. The remaining rows are the leaves of the trie.
+
+No mask of tokens by tokens is needed. `share_prefixes` refuses models where this is not exact.
+
+B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves, W: longest leaf.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from rl.model.loading import FLOAT32_LONGEST
+
+log = logging.getLogger(__name__)
+
+_NAME = "shared_prefixes"
+_LEAST_COMMON = 256  # tokens; a kernel with a mask is slower, so fewer are computed in each leaf
+_EXACT_LAYERS = {"full_attention", "sliding_attention"}
+_CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Rows with each distinct beginning stored once, as arrays of int64."""
+
+    token_ids: np.ndarray  # [P]
+    positions: np.ndarray  # [P] position of each token in its rows
+    # For each block of leaves the index [S, W] of their tokens in the packed tokens, 0 at padding,
+    # and the column from which on the block computes the attention:
+    leaves: list[tuple[np.ndarray, int]]
+    copies: np.ndarray  # [P] place of one copy of each packed token in the outputs of all blocks
+    before: np.ndarray  # [N] index of the packed token before each completion token, row by row
+
+
+def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
+    """Pack the rows `token_ids` [B, T] up to the last token before a completion token.
+
+    Nothing reads the states of later tokens. A row without completion tokens keeps its first token.
+    """
+    columns = np.arange(token_ids.shape[1])
+    lengths = np.maximum((mask * columns).max(1), 1)  # [B]
+    # Padding is 0 and sorts before every token, so a beginning precedes the rows that extend it.
+    keys = np.where(columns < lengths[:, None], token_ids + 1, 0).astype(">u4")  # [B, T]
+    order = np.array(sorted(range(len(keys)), key=lambda row: keys[row].tobytes()))
+    keys, lengths = keys[order], lengths[order]
+    differs = np.pad(keys[1:] != keys[:-1], ((1, 0), (0, 1)), constant_values=True)
+    differs[0] = True
+    shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
+    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of the first own token
+    is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T]
+    # The row that stores a token is the last one up to this row that does not share its column.
+    numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
+    owners = np.maximum.accumulate(numbers)  # [B, T]
+    index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
+    is_leaf = np.append(shared[1:] < lengths[:-1], True)  # [B]
+    leaves, copies, start = [], np.empty(is_own.sum(), np.int64), 0
+    for rows, first, width in _blocks(np.flatnonzero(is_leaf), lengths, shared):
+        exists = columns[:width] < lengths[rows, None]  # [S, W]
+        places = np.where(exists, index[rows, :width], 0)
+        leaves.append((places, first))
+        computed = exists[:, first:]
+        copies[places[:, first:][computed]] = start + np.flatnonzero(computed)
+        start += computed.size
+    by_row = np.empty_like(index)
+    by_row[order] = index
+    return Packed(
+        token_ids=keys[is_own].astype(np.int64) - 1,
+        positions=np.broadcast_to(columns, keys.shape)[is_own],
+        leaves=leaves,
+        copies=copies,
+        before=by_row[:, :-1][mask[:, 1:]],
+    )
+
+
+def _blocks(
+    leaves: np.ndarray, lengths: np.ndarray, shared: np.ndarray
+) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yield blocks: leaves of similar length, first column to compute, and width.
+
+    Consecutive leaves that share half of their tokens share one block that computes these tokens.
+    """
+    # Rows between two leaves are beginnings of the second, so the smallest number counts.
+    common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
+    is_first = common < np.maximum(_LEAST_COMMON, lengths[leaves] / 2)
+    is_first[0] = True
+    families = np.split(np.arange(len(leaves)), np.flatnonzero(is_first)[1:])
+    alone = np.concatenate([leaves[:0], *(f for f in families if len(f) == 1)])
+    parts = [(f, common[f[1:]].min()) for f in families if len(f) > 1]
+    for members, first in [(alone, 0), *parts]:
+        if first:
+            yield leaves[members[:1]], 0, first
+        rows = leaves[members]
+        rows = rows[np.argsort(-lengths[rows], kind="stable")]
+        while len(rows):
+            # The shortest leaf has at least three quarters of the longest one's length.
+            number = int((lengths[rows] >= 0.75 * lengths[rows[0]]).sum())
+            yield rows[:number], first, lengths[rows[0]]
+            rows = rows[number:]
+
+
+def states_before(body: PreTrainedModel, token_ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the hidden states [N, H] from which the masked tokens are predicted, row by row.
+
+    `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
+    because causal attention hides the padding from all real tokens.
+    """
+    if not shares_prefixes(body):
+        hidden = body(input_ids=token_ids, use_cache=False).last_hidden_state
+        return hidden[:, :-1][mask[:, 1:]]
+    packed = pack(token_ids.cpu().numpy(), mask.cpu().numpy())
+
+    def on_device(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(mask.device)
+
+    hidden = body(
+        input_ids=on_device(packed.token_ids)[None],
+        position_ids=on_device(packed.positions)[None],
+        use_cache=False,
+        leaves=[(on_device(index), first) for index, first in packed.leaves],
+        copies=on_device(packed.copies),
+    ).last_hidden_state[0]
+    # In float32, the gradients of a state that several rows share are added without rounding.
+    return _exact(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
+
+
+def shares_prefixes(model: PreTrainedModel) -> bool:
+    """Return whether `share_prefixes` was called on the model and accepted it."""
+    return model.config._attn_implementation == _NAME
+
+
+def share_prefixes(model: PreTrainedModel) -> None:
+    """Let `states_before` compute shared beginnings once; log a warning if that is not exact."""
+    before, training = model.config._attn_implementation, model.training
+    reason = _obstacle(model)
+    if not reason:
+        AttentionInterface.register(_NAME, _attend)
+        plain = _check_states(model.eval())
+        try:
+            model.set_attn_implementation(_NAME)
+            gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
+        except (TypeError, ValueError) as error:
+            reason = f"its layers accept no other attention ({error})"
+        else:
+            limit = 0.05 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
+            reason = "" if gap <= limit else f"its hidden states then differ by {gap:.1g}"
+        model.train(training)
+    if reason:
+        model.set_attn_implementation(before)
+        log.warning("rows share no computation (trainer.share_prefixes): %s", reason)
+
+
+def _obstacle(model: PreTrainedModel) -> str:
+    """Return why shared computation would not be exact for this model, or ""."""
+    layers = set(getattr(model.config, "layer_types", None) or ()) - _EXACT_LAYERS
+    if layers:
+        return f"the model has layers of the type {min(layers)}"
+    for name, module in model.named_modules():
+        noise = [getattr(module, key, 0.0) for key in ("attention_dropout", "jitter_noise")]
+        if isinstance(module, nn.Dropout):
+            noise.append(module.p)
+        if any(noise):
+            return f"{name} adds noise to every row (dropout)"
+    return ""
+
+
+@torch.no_grad()
+def _check_states(model: PreTrainedModel) -> Tensor:
+    """Return the hidden states of three short rows of which all share four tokens."""
+    token_ids = torch.from_numpy(_CHECKED).to(model.device)
+    mask = torch.ones_like(token_ids, dtype=torch.bool)
+    return states_before(model.base_model, token_ids, mask)
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, P, size]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 None, because transformers makes no mask
+    *args: Any,
+    leaves: Sequence[tuple[Tensor, int]],  # [S, W] each
+    copies: Tensor,  # [P]
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Compute the attention of packed tokens in the rows of the leaves."""
+    # In float32, the gradients of a token that several rows share are added without rounding.
+    packed = [_exact(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
+    outputs = []
+    for index, first in leaves:
+        is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
+        inside = packed[0].dtype if is_short else query.dtype
+        queries, keys, values = (
+            x.flatten(1)
+            .index_select(0, index.flatten())
+            .view(*index.shape, *x.shape[1:])
+            .transpose(1, 2)
+            .to(inside)  # [S, heads, W, size]
+            for x in packed
+        )
+        mask = _mask(first, index.shape[1], kwargs.get("sliding_window"), query.device)
+        attended, _ = sdpa_attention_forward(
+            module, queries[:, :, first:], keys, values, mask, *args, **kwargs
+        )
+        outputs.append(attended.flatten(0, 1))
+    return torch.cat(outputs).index_select(0, copies)[None].to(query.dtype), None
+
+
+def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return the mask [1, 1, W - first, W] of the queries from column `first` on.
+
+    None: the plain causal mask of all queries.
+    """
+    window = window or width
+    if first == 0 and window >= width:
+        return None
+    places = torch.arange(width, device=device)
+    distance = places[first:, None] - places  # [W - first, W]
+    return ((distance >= 0) & (distance < window))[None, None]
+
+
+def _exact(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))

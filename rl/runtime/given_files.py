@@ -1,0 +1,94 @@
+"""Read the files of a run folder that another person may have made (docs/scaling.md, strangers).
+
+A reader must not wait for ever, fill the memory, or show a file from outside of the folder. A
+resumed run also writes, so every path of its folder is checked first.
+"""
+
+import errno
+import json
+import os
+import stat
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
+_DEEPEST = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
+_MAX_NODES = 1_000_000  # maximum number of YAML values, with each alias counted as a copy
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """Return `path` if it is a regular file whose real path is in `folder`.
+
+    Raises:
+        FileNotFoundError: there is no such file. A FIFO, a device or a link that leads out of the
+            folder counts as missing.
+    """
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+        raise FileNotFoundError(errno.ENOENT, f"no regular file in {folder}", str(path))
+    return path
+
+
+def load_json(content: str | bytes) -> Any:
+    """Parse JSON. Raise ValueError if it is invalid or nested too deep."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deep") from None
+
+
+def load_yaml(content: bytes) -> Any:
+    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or expands too far."""
+    names, by_name = list[str | None](), dict[str | None, int]()
+    sizes = [0]  # of the open collections
+    for event in yaml.parse(content, Loader=YAML_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(0)
+            names.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = by_name[names.pop()] = sizes.pop() + 1
+            sizes[-1] += size
+        elif isinstance(event, yaml.AliasEvent):
+            sizes[-1] += by_name.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            sizes[-1] += 1
+        if len(sizes) > _DEEPEST or sizes[-1] > _MAX_NODES:
+            raise yaml.YAMLError("the YAML is nested too deep or expands to too many values")
+        if isinstance(event, yaml.AliasEvent) and event.anchor in names:
+            raise yaml.YAMLError("a YAML value contains itself")
+    try:
+        return yaml.load(content, Loader=YAML_LOADER)
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # for a tag with a wrong value the library raises any type
+        raise yaml.YAMLError(f"a value has the wrong type: {error}") from error
+
+
+def foreign_path(folder: Path) -> str:
+    """Return why a run must not write into `folder`, or "" if it may.
+
+    Every path in it must be a regular file or a folder of the user, because a run appends to files,
+    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder.
+    """
+    import tempfile
+
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        return ""
+    # On network file systems a new file may belong to another user than that of this process.
+    with tempfile.TemporaryFile(dir=folder) as new:
+        owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
+    top = folder.resolve()
+    walked = os.walk(top)
+    paths = [Path(above, name) for above, *below in walked for name in chain(*below)]
+    for path in [top, *paths]:
+        status = path.lstat()
+        if status.st_uid not in owners:
+            return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"
+        if stat.S_ISLNK(status.st_mode):
+            if path != top / "sockets" and not path.resolve().is_relative_to(top):
+                return f"{path} is a link that leads out of {folder}: replace it by its target"
+        elif not any(test(status.st_mode) for test in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK)):
+            return f"{path} is neither a file nor a folder: delete it"
+    return ""

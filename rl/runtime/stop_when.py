@@ -1,0 +1,44 @@
+"""stop_when: a condition on one metric that ends a run early, such as "eval/reward > 0.9"."""
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+_FORM = re.compile(r"\s*([^\s<>=]+)\s*(>=|<=|>|<)\s*([-+.\w]+)\s*")
+_COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
+@dataclass(frozen=True)
+class StopWhen:
+    """A condition on one metric of a step."""
+
+    metric: str
+    sign: str
+    limit: float
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Parse a condition; raise ValueError if the text is not a condition."""
+        try:
+            metric, sign, limit = _FORM.fullmatch(text).groups()  # pyright: ignore[reportOptionalMemberAccess]
+            return cls(metric, sign, float(limit))
+        except (AttributeError, ValueError):
+            raise ValueError(
+                f"{text} is not a condition: write a metric of metrics.jsonl, one of > >= < <=, "
+                "and a number, such as 'eval/reward > 0.9'"
+            ) from None
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a line of metrics fulfils the condition; False without the metric."""
+        value = row.get(self.metric)
+        return value is not None and _COMPARE[self.sign](value, self.limit)
+
+
+def is_fulfilled(stop_when: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the newest line of metrics fulfils the setting `stop_when` of a run."""
+    with suppress(ValueError):  # null, or a damaged config.yaml
+        return bool(rows) and StopWhen.of(str(stop_when)).holds(rows[-1])
+    return False

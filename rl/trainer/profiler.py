@@ -1,0 +1,28 @@
+"""trainer.profile: record the operations of some steps with torch.profiler."""
+
+from torch.profiler import profile, schedule
+
+from rl.runtime.folder import RunFolder
+
+_TABLE_ROWS = 30
+
+
+def started_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
+    """Start a profiler that skips one step, records `num_steps` steps and writes them; None for 0.
+
+    The caller calls `step` after each step, and `stop` at the end of the run.
+    """
+    if not num_steps:
+        return None
+
+    def write(recorded: profile) -> None:
+        path = run_folder.profile_of(rank)
+        path.parent.mkdir(exist_ok=True)
+        recorded.export_chrome_trace(str(path))
+        on_gpu = "cuda" if recorded.use_device == "cuda" else "cpu"
+        table = recorded.key_averages().table(f"self_{on_gpu}_time_total", row_limit=_TABLE_ROWS)
+        path.with_name(f"rank{rank}.txt").write_text(table)
+
+    profiler = profile(schedule=schedule(wait=0, warmup=1, active=num_steps), on_trace_ready=write)
+    profiler.start()
+    return profiler

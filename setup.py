@@ -1,0 +1,31 @@
+"""Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel.
+
+pyproject.toml has all other settings. A checkout and an editable install use the files in place.
+"""
+
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
+ENTRY_POINTS = ("train", "evaluate", "report", "view", "plan", "optimize_prompt")
+
+
+class BuildWithFiles(build_py):
+    """Builds the packages, and copies the files that are not Python packages beside them."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        files = Path(self.build_lib) / "offbyone" / "files"
+        for name in FOLDERS:
+            caches = ignore_patterns("__pycache__", ".*", "outputs")
+            copytree(name, files / name, ignore=caches, dirs_exist_ok=True)
+        for name in ENTRY_POINTS:
+            self.copy_file(f"{name}.py", str(files / f"{name}.py"))
+
+
+setup(cmdclass={"build_py": BuildWithFiles})

@@ -1,0 +1,85 @@
+"""The command `offbyone`; tests/runs/test_my_lab.py runs it from a wheel."""
+
+import sys
+
+import pytest
+
+from lab.cli import console
+from lab.cli.launch import command_of, own_folder
+from rl.config.shipped import SHIPPED
+
+
+def call(monkeypatch, *arguments: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/offbyone", *arguments])
+    console.main()
+
+
+def test_without_a_command_all_commands_are_listed(monkeypatch, capsys):
+    call(monkeypatch)
+    listed = capsys.readouterr().out
+    assert all(f"offbyone {name}" in listed for name in (*console.ENTRY_POINTS, "new"))
+    assert all((SHIPPED / f"{n.replace('-', '_')}.py").exists() for n in console.ENTRY_POINTS)
+
+
+def test_an_unknown_command_is_refused(monkeypatch):
+    with pytest.raises(SystemExit, match="there is no command trian"):
+        call(monkeypatch, "trian")
+
+
+def test_the_version_is_printed(monkeypatch, capsys):
+    call(monkeypatch, "--version")
+    assert capsys.readouterr().out[0].isdigit()
+
+
+def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_path):
+    said = console.new([str(tmp_path / "my-idea")])
+    assert "offbyone train loss=my_idea" in said
+    assert (tmp_path / "my-idea" / "my_idea" / "focal.py").is_file()
+    assert (tmp_path / "my-idea" / "conf" / "loss" / "my_idea.yaml").is_file()
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(texts) > 20
+    assert not any("my_lab" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("losses", "losses cannot be the name of a new Python package"),
+        ("json", "json cannot be the name"),
+        ("3d", "3d cannot be the name"),
+        ("", "is not empty: choose another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, name, why):
+    (tmp_path / "full").touch()
+    with pytest.raises(SystemExit, match=why):
+        console.new([str(tmp_path / name)])
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_folder_that_hides_one_of_our_packages_is_named(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "losses", raising=False)
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "losses" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit, match=f"{tmp_path}/losses hides the package losses of offbyone"):
+        console.refuse_foreign_packages()
+    sys.modules.pop("losses", None)
+
+
+def test_the_folder_conf_of_the_current_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert own_folder(["loss=mine"]) == ["loss=mine"]
+    (tmp_path / "conf").mkdir()
+    assert own_folder(["loss=mine"]) == ["--config-dir", "conf", "loss=mine"]
+    assert own_folder(["--config-dir", "conf", "a=1"]) == ["--config-dir", "conf", "a=1"]
+    sweeps = str(SHIPPED / "sweeps")
+    assert own_folder(["--config-dir", "sweeps", "a=1"]) == ["--config-dir", sweeps, "a=1"]
+    monkeypatch.chdir(SHIPPED)
+    assert own_folder(["loss=mine"]) == ["loss=mine"]
+
+
+def test_the_printed_command_names_offbyone():
+    typed = ["/bin/python", "/bin/offbyone", "train", "--config-dir", "conf", "loss=mine"]
+    arguments = [str(SHIPPED / "train.py"), "--config-dir", "conf", "loss=mine"]
+    assert command_of(typed, arguments, []) == ["offbyone", "train", "--config-dir", "conf"]

@@ -1,0 +1,172 @@
+"""Every command on the run folder of another person: it ends with a message and shows nothing else.
+
+The folder tries to run code, to show a file from outside of it, to write to one, to keep a command
+waiting for ever, to fill the memory, and to send escape codes to the terminal.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[1]
+LONGEST_S = 300  # only a command that waits for ever takes so long
+ESCAPE, SECRET = "\x1b]0;owned\x07\x1b[2J", "the content of a file outside"
+DEEP, DIGITS = "[" * 200_000 + "]" * 200_000, "9" * 200
+ALIASES = "\n".join(
+    f"k{i}: &a{i} [{','.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(30)
+)
+
+
+@dataclass
+class Foreign:
+    """A hostile run folder, and the file outside of it that its links name."""
+
+    path: Path
+    outside: Path
+    overrides: list[str] = field(default_factory=list)
+
+    def command(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a program, and check what every program must do with this folder."""
+        before = self.outside.read_bytes()
+        done = subprocess.run(
+            [sys.executable, str(REPO / program), *arguments],
+            cwd=self.path.parent,
+            env={**os.environ, "OFFBYONE_CACHE": str(self.outside.parent / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+        screen = done.stdout + done.stderr
+        assert screen.strip()
+        assert done.returncode in (0, 1, 2), screen
+        assert "Traceback" not in screen
+        assert not {"\x1b", "\x07"} & set(screen)
+        assert SECRET not in screen
+        assert self.outside.read_bytes() == before
+        assert not (self.outside.parent / "code ran").exists()
+        return done
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Return a folder whose files are hostile, wherever a command reads or writes one."""
+    outside = tmp_path / "outside.jsonl"
+    rollout = {"messages": [{"role": "user", "content": SECRET}], "env": "e", "reward": 1.0}
+    outside.write_text(json.dumps(rollout) + "\n")
+    run = tmp_path / "runs" / f"run{ESCAPE}name"
+    for name in ("rollouts", "evaluations", "tokens", "failures", "status", "viewer"):
+        (run / name).mkdir(parents=True)
+    said = {**rollout, "messages": [{"role": "user", "content": f"a question{ESCAPE}"}]}
+    said |= {"example": ESCAPE, "env": f"env{ESCAPE}", "id": "000000.0", "error": ESCAPE}
+    huge = json.dumps({**said, "reward": -1, "tokens": -2}).replace("-1", DIGITS)
+    lines = [json.dumps(said), DEEP, huge.replace("-2", DIGITS), huge.replace("-2", "9" * 4000)]
+    lines += [
+        json.dumps(said).replace('"env', f'"deep": {DEEP}, "env', 1),
+        '{"messages": 1}',
+        "\\ud800",
+    ]
+    for name in ("rollouts/step_000000", f"rollouts/step_{DIGITS}", "evaluations/version_000001"):
+        (run / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    for name in (
+        "rollouts/step_000002.jsonl",
+        "evaluations/version_000002.jsonl",
+        "metrics.dropped",
+    ):
+        (run / name).symlink_to(outside)
+    (run / "lock").symlink_to(outside)  # the supervisor empties its lock file
+    row = {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e99}
+    rows = [
+        json.dumps(row),
+        DEEP,
+        f'{{"step": {DIGITS}}}',
+        json.dumps({**row, "step": 1, "time/step": 1e300}),
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    (run / "overrides.yaml").write_text(
+        yaml_text(
+            overrides=[f"loss={ESCAPE}grpo"], command=[ESCAPE], commit=ESCAPE, run_name=[ESCAPE]
+        )
+    )
+    (run / "config.yaml").write_text(ALIASES)
+    (run / "failures/rollouts.json").write_text('{"message": "no part"}')
+    (run / "status/trainer.rank0.json").write_text(
+        f'{{"doing": "{DIGITS}", "since": {"9" * 4000}}}'
+    )
+    (run / "tokens/step_000000.rollouts.parquet").write_bytes(b"PAR1" * 99)
+    (run / "viewer/index.duckdb").write_text("not ours")
+    fifos = ("rollouts/step_000001.jsonl", "evaluations/version_000003.jsonl", "failures/a.json")
+    fifos += ("status/rollouts.json", "tokens/step_000000.trainer.rank0.parquet", "model.txt")
+    for name in fifos:
+        os.mkfifo(run / name)
+    return Foreign(run, outside)
+
+
+def yaml_text(**values: object) -> str:
+    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+
+
+def test_view_shows_the_rollouts_that_are_rollouts(foreign):
+    page = foreign.path.parent / "page.html"
+    done = foreign.command("view.py", str(foreign.path), "step=0", f"export={page}")
+    assert done.returncode == 0, done.stderr
+    assert page.is_file()
+
+
+def test_report_reads_what_it_can(foreign):
+    done = foreign.command("report.py", str(foreign.path), f"out={foreign.path.parent}/report.html")
+    assert "1 run" in done.stdout
+
+
+def test_report_and_view_of_a_sweep_of_another_person(foreign):
+    sweep = foreign.path.parent / f"sweep{ESCAPE}"
+    (sweep / "jobs").mkdir(parents=True)
+    job = {"overrides": [f"loss=a{ESCAPE}"], "folder": str(foreign.path), "error": [ESCAPE]}
+    (sweep / "jobs/00000.json").write_text(json.dumps(job))
+    (sweep / "jobs/00001.json").write_text(DEEP)
+    (sweep / "sweep.json").write_text(json.dumps({"question": [ESCAPE], "command": {"a": 1}}))
+    os.mkfifo(sweep / "jobs/00002.json")
+    foreign.command("report.py", str(sweep), "judged=3")
+    foreign.command("view.py", str(sweep), f"export={sweep}/page.html")
+
+
+@pytest.mark.parametrize("resume", ["true", "false"])
+def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(resume, foreign):
+    plain = foreign.path.rename(foreign.path.parent / "plain")
+    foreign.path = plain
+    run = [
+        f"output_dir={plain.parent}",
+        "run_name=plain",
+        f"resume={resume}",
+        "model.warm_start=null",
+    ]
+    for unusable in (ALIASES, DEEP, "format: 2", "", "format: [" + DIGITS):
+        (plain / "config.yaml").write_text(unusable)
+        done = foreign.command("train.py", *run)
+        assert done.returncode == 2, done.stdout
+    for path in [*plain.rglob("*step*"), plain / "metrics.jsonl"]:
+        path.unlink()  # a folder without steps may be used again, if all of it is the user's
+    done = foreign.command("train.py", *run)
+    assert "is a link that leads out of" in done.stderr
+    for link in (plain / "lock", plain / "metrics.dropped"):
+        link.unlink()
+    done = foreign.command("train.py", *run)
+    assert "is neither a file nor a folder" in done.stderr
+
+
+def test_a_model_of_another_person_is_refused_with_a_reason(foreign):
+    model = foreign.path / "hf"
+    model.mkdir()
+    (model / "config.json").write_text(DEEP)
+    (model / "tokenizer.json").write_text(DEEP)
+    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch \"code ran\"'\ntR.")
+    common = ["model=hf", f"model.path={model}", "model.warm_start=null"]
+    for program in ("plan.py", "train.py", "evaluate.py"):
+        known = common if program != "evaluate.py" else common[:2]
+        done = foreign.command(program, *known, f"output_dir={foreign.path.parent}", "run_name=new")
+        assert done.returncode == 2, done.stderr
