@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check clean
+.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check cuda-check clean
 
 # Take the first Python that is new enough. Run each candidate, because a version manager's shim accepts any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -79,6 +79,13 @@ lock-check: $(STAMP) ## check that both locks can be installed with every suppor
 	    $(BIN)/$(DRY_RUN) --python-version $$python -r $$lock || exit 1; \
 	    echo "$$lock: ok for Python $$python"; done; done
 
+# The wheel is read as an archive, because it cannot be installed beside the CPU build.
+cuda-check: lock-check ## compare our plugin, flags and routes with vLLM's CUDA wheel (downloads 330 MB, installs nothing)
+	@rm -rf .venv/cuda-wheel
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: -d .venv/cuda-wheel \
+	    --platform manylinux_2_28_x86_64 "$$(grep '^vllm==' requirements-cuda.lock)"
+	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement
+
 clean: ## remove .venv and caches, but never outputs/
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
 	find . -name __pycache__ -type d -not -path './outputs/*' -prune -exec rm -rf {} +
@@ -89,6 +96,10 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	    "start. Install g++ or clang++, or name one: make CXX=..."; exit 1; }
 	@"$(PYTHON)" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
 	    { echo "Python.h is missing, and DeepSpeed's op needs it: install the headers of $(PYTHON) (python3-dev)."; exit 1; }
+	@# Without a driver the packages can still be installed, for example into an image.
+	@driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true); \
+	    test $(DEVICE) = cpu -o -z "$$driver" || test $${driver%%.*} -ge 580 || \
+	    { echo "NVIDIA's driver $$driver is older than 580, which PyTorch for CUDA 13 needs: update the driver."; exit 1; }
 	@# Both builds of vLLM install the folder vllm/, so another device needs a new environment.
 	@test -x $(BIN)/python -a -z "$(filter-out $(STAMP),$(wildcard .venv/.installed-*))" || "$(PYTHON)" -m venv --clear .venv
 	@echo "Installing $$(grep -c '^[a-z]' $(LOCK)) packages from $(LOCK) into .venv ($(DEVICE)). This takes some minutes, once."
@@ -98,4 +109,7 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	@test $(DEVICE) = cuda || ! ls .venv/lib/*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1 || \
 	    $(PIP) $$(grep -E '$(CUDA_LIBRARIES)' requirements-cuda.lock) $(QUIET)
 	@$(PIP) -e . $(QUIET)
+	@test $(DEVICE) = cpu || $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null || \
+	    { echo "The installed PyTorch is not built for CUDA. Remove a CPU index from pip's configuration (pip config list)," \
+	    "then run make clean install DEVICE=cuda."; exit 1; }
 	@touch $@

@@ -31,6 +31,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     real = {item.path for item in items if _is_real(item)}
     items.sort(key=lambda item: (item.path in real, _is_real(item)))
+    on_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpus and (reason := _no_gpu()):
+        for item in on_gpus:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _no_gpu() -> str | None:
+    """Return why PyTorch cannot use a GPU here, or None if it can."""
+    import torch  # seconds: only if a test needs it
+
+    try:
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        return f"no GPU: {str(error).splitlines()[0]}"
+    return None
 
 
 def _is_real(item: pytest.Item) -> bool:

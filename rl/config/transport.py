@@ -7,6 +7,7 @@ from typing import Any
 from rl.config.facts import fact, is_external, spans_hosts
 
 Node = Mapping[str, Any]
+NO_ADAPTED_EXPERTS = "vLLM 0.32 cannot run a mixture of experts with an adapter on a CPU"
 
 # Adapter ranks for which vLLM can reserve memory.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -66,6 +67,8 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
             f"vLLM takes no whole modules with an adapter (adapter.modules_to_save="
             f"{adapter['modules_to_save']}): leave them out, or use sync=auto"
         )
+    if fact(model["_target_"], "has_experts", False):
+        return f"{NO_ADAPTED_EXPERTS}: use sync=auto"
     if adapter["rank"] > VLLM_RANKS[-1]:
         return (
             f"vLLM takes adapter.rank={VLLM_RANKS[-1]} at most, not {adapter['rank']}: lower it, "

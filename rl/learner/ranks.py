@@ -19,6 +19,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from rl.learner.collectives import gathered_bytes
+from rl.runtime.failure import RunFailed
 
 _SCHEME = "listening"
 
@@ -39,9 +40,11 @@ class Ranks:
         Without a file they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        cuda = torch.cuda.is_available()
+        # The supervisor sets DS_ACCELERATOR to the device that it has planned for this rank.
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            _use_gpu(int(os.environ["LOCAL_RANK"]))
         else:
             compile_cpu_op()
         file = rendezvous and f"file://{rendezvous.resolve()}"
@@ -82,6 +85,22 @@ class Ranks:
     def first(self) -> bool:
         """True on rank 0, which sends requests to vLLM and writes the run's shared files."""
         return self.rank == 0
+
+
+def _use_gpu(number: int) -> None:
+    """Make a GPU this process's device; raise RunFailed with PyTorch's reason if that fails."""
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(number)
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError) as error:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise RunFailed(
+            f"this rank cannot use GPU {number} of CUDA_VISIBLE_DEVICES={visible}: "
+            f"{str(error).strip().splitlines()[0]}. PyTorch {torch.__version__} is built for "
+            f"{f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs only'}; compare with "
+            "`nvidia-smi`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to train on the CPU"
+        ) from error
 
 
 def init_method(rank: int) -> str:

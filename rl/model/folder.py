@@ -120,14 +120,20 @@ def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the module names of the model's linear layers, without embedding and output head."""
-    names = {
-        tensor.split(".")[-2]
+    """Return the module names of the model's linear layers, without embedding, head and experts.
+
+    A mixture's router is left out, too, because transformers does not make it a linear layer.
+    """
+    tensors = [
+        tensor.removesuffix(".weight").split(".")
         for path in weight_files(model)
         for tensor, form in header_of(path)[0].items()
         if tensor.endswith(".weight") and len(form["shape"]) == 2
-    }
-    return sorted(name for name in names if "embed" not in name and name != "lm_head")
+    ]
+    of_experts = {path[-1] for path in tensors if "experts" in path}
+    left_out = of_experts | {"lm_head"} | ({"gate", "router"} if of_experts else set())
+    names = {path[-1] for path in tensors} - left_out
+    return sorted(name for name in names if "embed" not in name)
 
 
 def check_trainable(folder: Path) -> None:

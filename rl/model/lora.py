@@ -3,15 +3,17 @@
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
 W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
-peft inserts its layers into the transformers model, which keeps its class. torch and peft are
-imported inside functions, because the supervisor imports this module and must not import torch.
+peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
+stay frozen, because transformers fuses them into one tensor per layer: peft would double the rank
+of their matrices, and vLLM cannot load such an adapter. torch and peft are imported inside
+functions, because the supervisor imports this module and must not import torch.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # the adapter's name in peft
 _SAVED = f".modules_to_save.{_NAME}."
+# Names of an expert's matrices in Hugging Face checkpoints.
+_EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ class LoRA:
             r=self.rank,
             lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number works
             lora_dropout=self.dropout,
-            target_modules=self.target_modules,
+            target_modules=self._targets(model),
             modules_to_save=self.modules_to_save or None,
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
@@ -80,8 +84,24 @@ class LoRA:
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
+    def _targets(self, model: PreTrainedModel) -> Literal["all-linear"] | list[str]:
+        """Return the names of the modules to adapt, without a mixture's experts."""
+        from torch import nn
+
+        if self.target_modules != "all-linear" or not _has_experts(model):
+            return self.target_modules
+        head = model.get_output_embeddings()
+        linear = {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
+        }
+        return sorted(linear - _EXPERT_MATRICES)
+
     def _check(self, model: PreTrainedModel) -> None:
-        """Raise ValueError if a listed module does not exist or shares its weights (tied head)."""
+        """Raise ValueError if a listed module is missing, an expert, or shares its weights."""
+        if _has_experts(model):
+            check_targets(self.target_modules)
         names = [name for name, _ in model.named_modules()]
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
@@ -102,6 +122,23 @@ class LoRA:
                     f"adapter.modules_to_save contains {module}, but embedding and output head of "
                     f"this model share their weights and cannot be trained apart: remove {module}"
                 )
+
+
+def check_targets(targets: str | Sequence[str]) -> None:
+    """Raise ValueError if the targets of an adapter on a mixture of experts name its experts."""
+    if targets != "all-linear" and (
+        named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
+    ):
+        raise ValueError(
+            f"adapter.target_modules names {', '.join(sorted(named))}, which are experts in this "
+            "model, and vLLM cannot load an adapter of experts: name the attention's matrices "
+            "only, use all-linear, which leaves the experts out, or train all weights with "
+            "adapter=none"
+        )
+
+
+def _has_experts(model: PreTrainedModel) -> bool:
+    return any(parameter.ndim == 3 for parameter in model.parameters())  # [experts, out, in]
 
 
 def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:

@@ -29,11 +29,17 @@ class Shape:
     layers: int  # number of decoder layers
     parameters: int  # number of parameters of the whole model
     expert: int = 0  # width of one expert's feed-forward layer; 0: no experts
+    experts: int = 0  # number of experts in each layer
 
     @property
     def embedding(self) -> int:
         """The number of parameters of the embedding matrix."""
         return self.vocab * self.hidden
+
+    @property
+    def largest(self) -> int:
+        """The number of parameters of the largest layer: embedding, feed-forward or experts."""
+        return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
         """Return the bytes of the keys and values of one row of max_seq_len tokens."""
@@ -44,12 +50,20 @@ class Shape:
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return {module name of Llama: (input width, output width)} of a decoder layer."""
-        return {
+        """Return {module name of Llama: (input width, output width)} of a decoder layer.
+
+        Experts are left out, because no adapter changes them (rl/model/lora.py).
+        """
+        attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
             "v_proj": (self.hidden, self.key),
             "o_proj": (self.query, self.hidden),
+        }
+        if self.expert:
+            return attention
+        return {
+            **attention,
             "gate_proj": (self.hidden, self.inner),
             "up_proj": (self.hidden, self.inner),
             "down_proj": (self.inner, self.hidden),
@@ -102,4 +116,5 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         layers=layers,
         parameters=parameters or ends + layers * matrices,
         expert=expert,
+        experts=num_experts,
     )

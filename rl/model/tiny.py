@@ -131,12 +131,15 @@ class TinyModel:
                     "or set another run_name"
                 )
 
+    def _architecture(self) -> dict[str, Any]:
+        """Return the keys of config.json that only this kind of network has."""
+        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+
     def _files(self) -> dict[str, str]:
         tokenizer = byte_tokenizer() if self.tokenizer is None else _read_tokenizer(self.tokenizer)
         end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
         config = {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
+            **self._architecture(),
             "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # the next multiple of 64: 320
             "hidden_size": self.hidden_size,
             "intermediate_size": 3 * self.hidden_size,
@@ -175,6 +178,41 @@ class TinyModel:
             "tokenizer.json": tokenizer.to_str(pretty=True) + "\n",
             "tokenizer_config.json": _json(tokenizer_config),
             "generation_config.json": _json(generation_config),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyMoE(TinyModel):
+    """A tiny mixture of experts (conf/model/tiny-moe.yaml), with a router and experts per layer."""
+
+    has_experts: ClassVar[bool] = True
+
+    num_experts: int
+    experts_per_token: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} must be between 1 and num_experts="
+                f"{self.num_experts}"
+            )
+        if self.hidden_size % 32:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of 32, which vLLM's kernel for "
+                "experts on a CPU needs"
+            )
+
+    def _architecture(self) -> dict[str, Any]:
+        return {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.hidden_size,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,  # every layer has experts
+            "mlp_only_layers": [],
         }
 
 

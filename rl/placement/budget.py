@@ -1,8 +1,9 @@
 """Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
 
 Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
-exceeds the memory. The error message shows the sum. Memory that other programs use now is ignored,
-because they may end soon. The printed plan warns if the whole estimate exceeds the memory.
+exceeds the memory of a host. A GPU cannot swap, so there the whole estimate counts. The error
+message shows the sum. Memory that other programs use now is ignored, because they may end soon. The
+printed plan warns if the whole estimate exceeds the memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,14 +16,15 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
-_REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds the memory
+_REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds a host's memory
 _LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, or set "
     "trainer.gradient_checkpointing=true or adapter=lora, or lower trainer.ranks or "
-    "inference.replicas if they share a machine's memory, or on GPUs raise "
-    "inference.tensor_parallel_size or set deepspeed=zero3_offload. plan.py shows what each saves"
+    "inference.replicas if they share a machine's memory, or on GPUs set "
+    "deepspeed=zero3_offload_optimizer, or raise trainer.ranks with deepspeed=zero3, or "
+    "inference.tensor_parallel_size. plan.py shows what each saves"
 )
 
 
@@ -84,7 +86,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             }
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if _REFUSED_SHARE * taken > limit:
+            if taken > limit:
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
@@ -130,9 +132,10 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
     if size is None:
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
-    least = vllm_need(run, shape, on_gpu=True)
-    left = 1 - rank.on_device / size - _LEFT_FREE
-    return min(round(max(left, least.on_device / size + 0.01), 2), 1.0)
+    vllm = vllm_need(run, shape, on_gpu=True).device
+    push = vllm.pop("push")  # allocated outside of vLLM's fraction
+    left = 1 - (rank.on_device + push) / size - _LEFT_FREE
+    return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
 
 
 def arithmetic(name: str, need: Bytes) -> str:

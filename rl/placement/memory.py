@@ -6,7 +6,7 @@
     step           temporary copies that the optimizer makes during its step
     activations    tensors that autograd saves per token for the backward pass
     logits         the logits of one chunk of tokens, and their gradient
-    push           the copy of the weights that rank 0 sends to vLLM
+    push           the copy of the weights that rank 0 sends to vLLM; in vLLM, copies of one layer
     key-values     vLLM's cache of keys and values
 
 DeepSpeed's copies, and memory that the allocator on a CPU does not give back between passes, are
@@ -89,8 +89,9 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         "logits": _logits(run, shape, ranks),
     }
     step = states.pop("step")
-    if on_gpu:  # the optimizer step reuses the memory of the forward and backward passes
-        work["activations"] = max(work["activations"], step - work["logits"])
+    if on_gpu and not _is_on_host(run, "offload_optimizer"):
+        # The optimizer step reuses the memory of the forward and backward passes.
+        work = work if sum(work.values()) > step else {"step": step}
     else:
         states["step"] = step
     copies = _num_references(run) * shape.parameters * number_bytes(run)
@@ -103,11 +104,11 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    copied = shape.parameters * number_bytes(run) if pushed else 0.0  # host copy of the weights
-    return Need(
-        device={"runtime": _CUDA_RUNTIME, **stays},
-        host={"runtime": _CUDA_HOST, **moved, "push": pushed + copied},
-    )
+    whole = float(shape.parameters * number_bytes(run))
+    host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
+    # At the start every rank loads the whole model into host memory.
+    host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
+    return Need(device={"runtime": _CUDA_RUNTIME, **stays}, host=host)
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
@@ -116,7 +117,10 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
         row = row_bytes(run, shape) / group
+        # A push of all weights loads a layer beside the one in use, and the proof makes a third.
+        push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
+        device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
     runtime = _VLLM_RUNTIME + (_VLLM_PER_WORKER * group if group > 1 else 0)
     if run.transport.has("reader_copy"):  # vLLM keeps the received weights beside its own
@@ -237,9 +241,13 @@ def _offloaded(run: Run, compute: Bytes) -> Bytes:
     """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (
-        ("offload_optimizer", ("optimizer", "gradients")),
+        ("offload_optimizer", ("optimizer", "gradients", "step")),
         ("offload_param", ("weights",)),
     ):
-        if value_of(run.deepspeed, f"zero_optimization.{key}.device") == "cpu":
+        if _is_on_host(run, key):
             moved |= {purpose: compute[purpose] for purpose in purposes}
     return moved
+
+
+def _is_on_host(run: Run, key: str) -> bool:
+    return value_of(run.deepspeed, f"zero_optimization.{key}.device") == "cpu"

@@ -39,6 +39,8 @@ class Place:
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
+            # CUDA then numbers the GPUs as nvidia-smi does, from which their names come.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if visible else None,
             "OMP_NUM_THREADS": self.threads,
             "LOCAL_RANK": self.local_rank,
         }

@@ -1,13 +1,18 @@
 """The cores, GPUs, memory and open files that this process may use, found without torch."""
 
 import os
+import re
 import resource
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _MIB = 1 << 20
+_QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
+# A line of `nvidia-smi -L` for a partition (MIG): its memory in GB, and its name for CUDA.
+_PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
 _MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow with the limit
 
 
@@ -23,6 +28,7 @@ class Host:
         memory: bytes of host memory, limited by the cgroup; None if unknown.
         free_memory: free bytes of `memory`; None if unknown.
         device_memory: memory of the smallest GPU in bytes; None if unknown.
+        driver: version of NVIDIA's driver; None if unknown.
     """
 
     devices: tuple[str, ...] = ()
@@ -32,6 +38,17 @@ class Host:
     memory: int | None = None
     free_memory: int | None = None
     device_memory: int | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, or one partition (MIG) of it, as nvidia-smi describes it."""
+
+    name: str  # for CUDA_VISIBLE_DEVICES: a number, or the UUID of a partition
+    uuid: str
+    memory: int | None  # bytes
+    driver: str
 
 
 def this_host() -> Host:
@@ -46,6 +63,7 @@ def this_host() -> Host:
         memory=memory,
         free_memory=free,
         device_memory=gpu_memory(gpus) if gpus else None,
+        driver=next((gpu.driver for gpu in gpus_of_driver() if gpus), None),
     )
 
 
@@ -72,15 +90,49 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
-def gpu_memory(gpus: Sequence[str]) -> int | None:
-    """Return the memory of the smallest of these GPUs in bytes, None if nvidia-smi fails."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    query += ["-i", ",".join(gpus)]
+def gpus_of_driver() -> tuple[Gpu, ...]:
+    """Return the GPUs that nvidia-smi lists in this container, () if it fails."""
+    return _gpus_on(os.environ.get("PATH", ""))
+
+
+@cache
+def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, for tests
+    rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
+    if any(len(row) != 5 for row in rows):
+        return ()
+    gpus = [Gpu(row[0], row[1], _bytes(row[2]), row[3]) for row in rows]
+    if not any(row[4] == "Enabled" for row in rows):
+        return tuple(gpus)
+    # CUDA uses a partitioned GPU only through its partitions.
+    whole = [gpu for gpu, row in zip(gpus, rows, strict=True) if row[4] != "Enabled"]
+    found = [match for line in _nvidia_smi("-L") if (match := _PARTITION.match(line))]
+    return *whole, *(Gpu(m[2], m[2], int(m[1]) * 10**9, gpus[0].driver) for m in found)
+
+
+def _nvidia_smi(*arguments: str) -> list[str]:
+    """Return the lines that nvidia-smi prints, [] if it is missing or fails."""
+    command = ["nvidia-smi", *arguments]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-        return min(int(line) for line in done.stdout.split()) * _MIB
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.splitlines()
+
+
+def _bytes(mebibytes: str) -> int | None:
+    return int(mebibytes) * _MIB if mebibytes.isdigit() else None
+
+
+def gpu_memory(names: Sequence[str]) -> int | None:
+    """Return the memory of the smallest of these GPUs in bytes, None if it is unknown."""
+    sizes = [
+        gpu.memory
+        for name in names
+        for gpu in gpus_of_driver()
+        if gpu.name == name or (not name.isdigit() and gpu.uuid.startswith(name))
+    ]
+    known = [size for size in sizes if size is not None]
+    return min(known) if len(known) == len(names) > 0 else None
 
 
 def _read(path: Path) -> str:
@@ -93,14 +145,16 @@ def _read(path: Path) -> str:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
-    Count the driver's files, because an installed nvidia-smi does not prove that a GPU exists.
+    nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi gives no answer,
+    the driver's files are counted: their numbers are those of the host.
     """
+    names = [gpu.name for gpu in gpus_of_driver()]
+    if not names:
+        num_files = len([*devices.glob("nvidia[0-9]*")]) or (devices / "dxg").exists()  # WSL: dxg
+        names = [str(number) for number in range(num_files)]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    numbers = sorted(int(path.name[6:]) for path in devices.glob("nvidia[0-9]*"))
-    if not numbers and (devices / "dxg").exists():  # WSL has dxg instead of nvidia* files
-        numbers = [0]
-    if listed is None or not numbers:
-        return [str(number) for number in numbers]
+    if listed is None or not names:
+        return names
     return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
 
 

@@ -14,6 +14,8 @@ from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
+WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # set for ranks that load the model after vLLM has started
+
 
 @dataclass(frozen=True)
 class Endpoint:

@@ -18,6 +18,7 @@ from rl.inference.replica import Replica
 from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, ending, last_lines, python_module
+from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
@@ -60,7 +61,7 @@ class Children:
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
             command = python_module("rl.trainer", folder)
-            env = {**where, **_cpu_environment(place)}
+            env = {**where, **_device_environment(place, shared=self._plan.is_shared(place))}
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
     def _watched_replicas(self) -> Replicas:
@@ -221,16 +222,22 @@ class Children:
         raise RunFailed(f"{name} {what}. The end of {log}:\n{end}")
 
 
-def _cpu_environment(place: Place) -> dict[str, str]:
-    """Return the environment variables of a rank on a CPU, or {} on a GPU.
+def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
+    """Return the environment variables that suit the device of a rank.
 
-    DeepSpeed does not detect CPUs, so DS_ACCELERATOR is set. OMP_WAIT_POLICY lets waiting threads
-    sleep. If they spin while another process needs a core, a step takes up to ten times longer. The
-    other variables limit oneDNN's caches, which hold one kernel per matrix shape. Shapes vary with
-    the number of completion tokens, so a large cache would use over a GiB for nothing.
+    DS_ACCELERATOR names the planned device, because DeepSpeed does not detect CPUs, and because a
+    rank that cannot use its GPU must not train on the CPU. On a GPU every micro-batch has another
+    shape, so the allocator must be able to extend its segments.
+
+    On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
+    core, a step takes up to ten times longer. The other variables limit oneDNN's caches, which hold
+    one kernel per matrix shape. Shapes vary with the number of completion tokens, so a large cache
+    would use over a GiB for nothing.
     """
     if place.devices:
-        return {}
+        segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        waits = {WAIT_VARIABLE: "1"} if shared else {}
+        return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN and PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

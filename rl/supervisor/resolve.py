@@ -13,9 +13,12 @@ from typing import Any, Self
 
 from rl.cluster.host import Hosts
 from rl.config.check import check
-from rl.config.schema import Run, as_config_error
+from rl.config.schema import ConfigError, Run, as_config_error
+from rl.config.transport import NO_ADAPTED_EXPERTS
+from rl.model.lora import check_targets
 from rl.model.shape import Shape
 from rl.placement.budget import fitted, process_memory
+from rl.placement.installed import device_problem
 from rl.placement.page import plan_page
 from rl.placement.placement import Plan, placement
 from rl.placement.settings import with_plan
@@ -33,8 +36,16 @@ class Resolved:
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return this with vLLM's share of the memory filled in, and a text about the plan.
 
-        `sizes`: sizes of the model; None: unknown. Raise ConfigError if the memory is too small.
+        `sizes`: sizes of the model; None: unknown. Raise ConfigError if the memory is too small, or
+        if the adapter does not suit the model.
         """
+        if sizes and sizes.expert and self.run.adapter.freezes_base:
+            with as_config_error():
+                check_targets(self.run.adapter.target_modules)
+            if self.run.pushes_adapter and not self.plan.on_gpus:
+                raise ConfigError(
+                    [f"{NO_ADAPTED_EXPERTS}: use sync=shm, which merges it into all weights"]
+                )
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
         run = fitted(self.run, self.plan, sizes, self.machines)
@@ -64,8 +75,13 @@ def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
     if run.cluster.spans_hosts:
         plan, machines = _plan_reservation(run, machines)
     else:
-        machines = machines or [this_host()]
+        known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
+        group = run.inference.tensor_parallel_size if run.starts_vllm else 1
+        several = max(len(plan.ranks), group) > 1
+        problem = device_problem(machines[0], needs_vllm=run.starts_vllm, several=several)
+        if known is None and problem:
+            raise ConfigError([problem])
     return Resolved(with_plan(run, plan), plan, machines)
 
 

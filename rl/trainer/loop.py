@@ -18,6 +18,7 @@ from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.records import RankBatch
+from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
@@ -44,6 +45,10 @@ class TrainingRun:
         self.settings = self.run.trainer
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
+        if os.environ.get(WAIT_VARIABLE):
+            # vLLM measures at its start how much memory of the GPU is free.
+            self.status.set("waiting for vLLM to start, because it shares the GPU")
+            Receivers(run_folder, self.run.inference, timeout=self.settings.wait_timeout).wait()
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
         self.status.set(f"starting DeepSpeed{others} (its first start compiles for minutes)")
         # If num_threads is null, OMP_NUM_THREADS from the environment applies.

@@ -17,8 +17,10 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# Factor on the bound after the first probe: rounding changes logprobs of improbable tokens more.
-_LATER_SLACK = 2.0
+# After the first probe the bound is this many times its result, because rounding depends on the
+# device and the network (a mixture's router doubles it). The bound stays between half of
+# max_mismatch, because rounding changes improbable tokens more, and twice max_mismatch.
+_GROWTH = 5.0
 
 
 @dataclass(frozen=True)
@@ -47,31 +49,32 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|, which is smaller for a run's first probe."""
+    """The largest allowed mean |logprob difference|, which follows from a run's first probe."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process probed the run, so that the larger bound holds."""
-        self._max_mismatch = max_mismatch
-        self._slack = _LATER_SLACK if resumed else 1.0
+        """`resumed`: whether an earlier process probed the run, so that its result is unknown."""
+        self._max_mismatch, self._is_first = max_mismatch, not resumed
+        self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or twice that
-                later.
+            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or the later
+                bound.
         """
         mean = float(gap.mean())
-        bound = self._max_mismatch * self._slack
-        if not mean <= bound:  # True for NaN, too
-            later = ", doubled after the first probe" if self._slack > 1 else ""
+        if not mean <= self._bound:  # True for NaN, too
+            later = "" if self._is_first else ", and the first probe"
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
-                f"difference| {mean:.4f}, and at most {bound:g} is allowed "
+                f"difference| {mean:.4f}, and at most {self._bound:g} is allowed "
                 f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
                 "be wrong. Compare model.dtype, attention and rope settings of both"
             )
-        self._slack = _LATER_SLACK
+        if self._is_first:
+            least, most = 0.5 * self._max_mismatch, 2 * self._max_mismatch
+            self._bound, self._is_first = min(max(_GROWTH * mean, least), most), False
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
 
 

@@ -3,11 +3,11 @@
 vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU vLLM repacks
 every linear weight for its kernels and empties the original. So loading into the parameters is not
 enough, and reading them proves nothing. This plugin reloads layer by layer, repacks the layers that
-the reload skips (embedding and tied output head), and compares the output of each layer with the
-output that the received weights give. A Reader (rl/weights/transport.py) supplies the weights.
+the reload skips (embedding, tied output head, experts), and compares every parameter with the
+received weights, or its layer's output. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -29,12 +29,13 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 from rl.inference.quick_start import start_quickly
 from rl.weights.transport import Reader, Weights, open_reader
 from rl.weights.vllm_proof import (
     as_vllm_names,
-    compared_layers,
+    compared_parameters,
     coverage,
     layers_that_share,
     matrices_that_differ,
@@ -102,6 +103,7 @@ class WholeWeightsEngine(_Engine):
     """The engine that loads all weights of a push, under their Hugging Face names."""
 
     _received: Weights = {}  # noqa: RUF012 replaced, never changed
+    _loaded: Collection[str] = ()  # names of the parameters that the model's loader has set
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Read weights with a verified fingerprint, then load them with the model's own loader."""
@@ -109,11 +111,11 @@ class WholeWeightsEngine(_Engine):
         self._received = self.read(update_info)
         # Restore the original shapes of the parameters, so that weights can be loaded.
         initialize_layerwise_reload(self.model)
-        load = cast("Callable[..., object]", self.model.load_weights)
-        load(list(self._received.items()))
+        load = cast("Callable[..., Collection[str] | None]", self.model.load_weights)
+        self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Repack the weights for the CPU kernels and compare every layer with the received weights.
+        """Repack the weights for CPU kernels; compare every parameter with the received weights.
 
         Do nothing if no weights were received: a new trainer then ends an earlier trainer's update.
         """
@@ -125,18 +127,26 @@ class WholeWeightsEngine(_Engine):
             # A repacked layer has an empty weight, so the reload skipped a layer with a weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+            # vLLM 0.32 repacks experts only at its start, not after a reload.
+            if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
+                method: Any = layer.quant_method
+                method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         shared = list(layers_that_share(self.model, self._received))
         if shared:
             raise RuntimeError(f"weight push: vLLM uses the trainer's memory in {shared}")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
-            proof = dict(compared_layers(self.model, sent))
+            proof = dict(compared_parameters(self.model, sent))
             _log_once(coverage(proof))
-            wrong = sorted(name for name, equal in proof.items() if equal is False)
+            wrong = {name for name, equal in proof.items() if equal is False}
+            if self._loaded:  # a parameter that is neither compared nor loaded keeps old weights
+                wrong |= {name for name, equal in proof.items() if equal is None} - {*self._loaded}
             if wrong:
-                raise RuntimeError(f"weight push: vLLM computes with other weights in {wrong}")
+                raise RuntimeError(
+                    f"weight push: vLLM computes with other weights in {sorted(wrong)}"
+                )
         else:
-            _log_once("no layer is compared: under tensor parallelism each has only a shard")
+            _log_once("no parameter is compared: under tensor parallelism each is only a shard")
         self._received = {}  # releases the mapped file
 
 

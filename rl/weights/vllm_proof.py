@@ -6,12 +6,15 @@ from typing import Any
 import torch
 from vllm.lora.model_manager import LoRAModelManager
 from vllm.lora.peft_helper import PEFTHelper
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+    convert_to_unquantized_kernel_format,
+)
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
 _PROBES = 8  # number of random test inputs, and number of one-hot test inputs
-_MAX_NAMES = 8  # most layer names in one log line
+_MAX_NAMES = 8  # most parameter names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
@@ -20,29 +23,76 @@ def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
 
-def compared_layers(model: torch.nn.Module, weights: Weights) -> Iterator[tuple[str, bool | None]]:
-    """Yield each layer's name, and whether the layer computes with `weights`, bit by bit.
+def compared_parameters(
+    model: torch.nn.Module, weights: Weights
+) -> Iterator[tuple[str, bool | None]]:
+    """Yield each parameter's name, and whether vLLM computes with `weights` there, bit by bit.
 
-    None means unknown: the layer holds a shard or a quantised form, or `weights` lacks its name.
-    vLLM fuses layers (q, k and v into one), which the model's `packed_modules_mapping` lists.
+    None means unknown: the parameter is quantised, or `weights` lacks its name. vLLM fuses layers
+    (q, k and v into one), which the model's `packed_modules_mapping` lists.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    for name, layer in model.named_modules():
-        held = getattr(layer, "weight", None)
-        if not isinstance(held, torch.Tensor):
+    first_names: dict[int, str] = {}  # a tied parameter is sent only under its first name
+    for owner, layer in model.named_modules():
+        if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
+            yield from _compared_experts(owner, layer, weights)
             continue
-        prefix, _, leaf = name.rpartition(".")
-        sources = [f"{prefix}.{source}.weight".lstrip(".") for source in packed.get(leaf, [leaf])]
-        if held.dtype not in _UNQUANTISED or not all(source in weights for source in sources):
-            yield name, None
-            continue
-        sent = _stacked([weights[source] for source in sources]).to(held)  # [out, in] or [in]
-        # Rows beyond those of `sent` pad the vocabulary. A repacked layer has no rows to read.
-        can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
-        equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
-        if equal is not False and hasattr(layer, "cpu_linear"):
-            equal = computes_with(layer, sent)
-        yield name, equal
+        for leaf, held in layer.named_parameters(recurse=False):
+            name = f"{owner}.{leaf}".lstrip(".")
+            sent = _sent(first_names.setdefault(id(held), name), packed, weights)
+            if sent is None or held.dtype not in _UNQUANTISED:
+                yield name, None
+            else:
+                yield name, _is_equal(layer, leaf, held, sent.to(held))
+
+
+def _sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:
+    """Return the sent weights of a parameter in vLLM's layout, or None if they are unknown."""
+    owner, _, leaf = name.rpartition(".")
+    prefix, _, last = owner.rpartition(".")
+    sources = [f"{prefix}.{source}.{leaf}".lstrip(".") for source in packed.get(last, [last])]
+    known = [weights[source] for source in sources if source in weights]
+    return _stacked(known) if len(known) == len(sources) else None
+
+
+def _is_equal(
+    layer: Any, leaf: str, held: torch.Tensor, sent: torch.Tensor
+) -> bool | None:  # [out, in] or [in]
+    # Rows beyond those of `sent` pad the vocabulary. A repacked layer has no rows to read.
+    can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
+    equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
+    if equal is not False and leaf == "weight" and hasattr(layer, "cpu_linear"):
+        equal = computes_with(layer, sent)
+    return equal
+
+
+def _compared_experts(
+    owner: str, layer: Any, weights: Weights
+) -> Iterator[tuple[str, bool | None]]:
+    """Yield the parameters of fused experts, which transformers names differently than vLLM."""
+    prefix = owner.removesuffix(".routed_experts")
+    sent = [weights.get(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
+    is_known = all(tensor is not None for tensor in sent) and (
+        layer.w13_weight.dtype in _UNQUANTISED
+    )
+    expected = _kernel_weights(layer, *sent) if is_known else {}
+    for leaf, held in layer.named_parameters(recurse=False):
+        equal = torch.equal(held, expected[leaf]) if leaf in expected else None
+        yield f"{owner}.{leaf}", equal
+
+
+def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
+    """Return fused experts' weights [E, out, in] in the layout of the kernel that vLLM uses."""
+    # Copy, because some kernels change the layout in place.
+    w13, w2 = (tensor.to(layer.w13_weight, copy=True) for tensor in (w13, w2))
+    method, twin = layer.quant_method, torch.nn.Module()
+    w13, w2 = convert_to_unquantized_kernel_format(
+        method.unquantized_backend, layer.moe_config, w13, w2, layer
+    )
+    twin.w13_weight = torch.nn.Parameter(w13, requires_grad=False)
+    twin.w2_weight = torch.nn.Parameter(w2, requires_grad=False)
+    method.moe_kernel.fused_experts.process_weights_after_loading(twin)
+    return dict(twin.named_parameters())
 
 
 def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
@@ -54,9 +104,9 @@ def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]
 
 
 def coverage(proof: Mapping[str, bool | None]) -> str:
-    """Return a log line with the number of layers that were compared with the sent weights."""
+    """Return a log line with the number of parameters that were compared with the sent weights."""
     unknown = [name for name, equal in proof.items() if equal is None]
-    text = f"{len(proof) - len(unknown)} of {len(proof)} layers are compared with what was sent"
+    text = f"{len(proof) - len(unknown)} of {len(proof)} parameters are compared with what was sent"
     if not unknown:
         return text
     shown = ", ".join(unknown[:_MAX_NAMES]) + (", ..." if len(unknown) > _MAX_NAMES else "")

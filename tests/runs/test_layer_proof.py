@@ -50,10 +50,10 @@ def a_step_later(sent: dict[str, torch.Tensor], number: int) -> dict[str, torch.
     }
 
 
-def layers_that_differ(model: torch.nn.Module, sent: dict[str, torch.Tensor]) -> list[str]:
-    from rl.weights.vllm_proof import compared_layers
+def differing(model: torch.nn.Module, sent: dict[str, torch.Tensor]) -> list[str]:
+    from rl.weights.vllm_proof import compared_parameters
 
-    return [name for name, equal in compared_layers(model, sent) if not equal]
+    return [name for name, equal in compared_parameters(model, sent) if not equal]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -62,10 +62,10 @@ def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
     last = sent = weights(dtype)
     for number in range(step):
         last, sent = sent, a_step_later(sent, number)
-    assert layers_that_differ(Model(sent), sent) == []
+    assert differing(Model(sent), sent) == []
     for name, layer in (("k", "qkv"), ("out", "out"), ("norm", "norm")):
         stale = Model({**sent, f"{name}.weight": last[f"{name}.weight"]})
-        assert layers_that_differ(stale, sent) == [layer]
+        assert differing(stale, sent) == [f"{layer}.weight"]
 
 
 def test_if_weights_can_be_compared_a_single_difference_is_found():
@@ -74,9 +74,9 @@ def test_if_weights_can_be_compared_a_single_difference_is_found():
     layer = torch.nn.Linear(64, 128, bias=False).bfloat16()
     layer.weight.data.copy_(sent["out.weight"])
     model = torch.nn.ModuleDict({"out": layer})
-    assert layers_that_differ(model, sent) == []
+    assert differing(model, sent) == []
     layer.weight.data[3, 5] *= 1 + 2**-7
-    assert layers_that_differ(model, sent) == ["out"]
+    assert differing(model, sent) == ["out.weight"]
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -92,36 +92,110 @@ def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too(behind):
     )
     theirs = {f"theirs.{name}": tensor for name, tensor in sent.items()}
     named = as_vllm_names(model, theirs)
-    assert layers_that_differ(model, named) == (["out"] if behind else [])
+    assert differing(model, named) == (["out.weight"] if behind else [])
 
 
-def test_the_log_names_the_layers_that_cannot_be_compared():
-    from rl.weights.vllm_proof import compared_layers, coverage
+def test_the_log_names_the_parameters_that_cannot_be_compared():
+    from rl.weights.vllm_proof import compared_parameters, coverage
 
     sent = weights(torch.bfloat16)
-    whole = dict(compared_layers(Model(sent), sent))
-    assert coverage(whole) == "3 of 3 layers are compared with what was sent"
+    whole = dict(compared_parameters(Model(sent), sent))
+    assert coverage(whole) == "3 of 3 parameters are compared with what was sent"
     del sent["out.weight"]  # as if it had an unknown name
-    part = dict(compared_layers(Model(weights(torch.bfloat16)), sent))
-    assert part == {"qkv": True, "out": None, "norm": True}
-    expected = "2 of 3 layers are compared with what was sent; not compared: out"
+    part = dict(compared_parameters(Model(weights(torch.bfloat16)), sent))
+    assert part == {"qkv.weight": True, "out.weight": None, "norm.weight": True}
+    expected = "2 of 3 parameters are compared with what was sent; not compared: out.weight"
     assert coverage(part) == expected
+
+
+def experts(w13: torch.Tensor, w2: torch.Tensor) -> torch.nn.Module:
+    """Return fused experts as vLLM holds them on a CPU: repacked, in a layer of the runner's."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+
+    kernel = object.__new__(CPUUnquantizedExperts)
+    kernel.moe_config = SimpleNamespace(intermediate_size_per_partition=32, activation="silu")
+    layer = torch.nn.Module()
+    for name, weight in (("w13_weight", w13), ("w2_weight", w2)):
+        packed = cpu_prepack_moe_weight(weight, "vec")
+        setattr(layer, name, torch.nn.Parameter(packed, requires_grad=False))
+    layer.moe_config = kernel.moe_config
+    layer.quant_method = SimpleNamespace(
+        unquantized_backend=UnquantizedMoeBackend.CPU,
+        moe_kernel=SimpleNamespace(fused_experts=kernel),
+    )
+    model = torch.nn.Module()
+    model.experts = torch.nn.Module()
+    model.experts.routed_experts = layer
+    return model
+
+
+def test_an_expert_that_is_one_step_behind_is_found_in_the_fused_weights():
+    w13, w2 = torch.randn(3, 64, 32).bfloat16(), torch.randn(3, 32, 32).bfloat16()
+    sent = {"experts.gate_up_proj": w13, "experts.down_proj": w2}
+    assert differing(experts(w13, w2), sent) == []
+    stale = w2.clone()
+    stale[1, 5, 7] *= 1 + 2**-7
+    assert differing(experts(w13, stale), sent) == ["experts.routed_experts.w2_weight"]
+    unpacked = experts(w13, w2)
+    unpacked.experts.routed_experts.w13_weight.data.copy_(w13)  # as after a reload by vLLM 0.32
+    assert differing(unpacked, sent) == ["experts.routed_experts.w13_weight"]
+    assert len(differing(experts(w13, w2), {})) == 2  # no weight has a known name
+
+
+def test_a_tied_head_and_a_fused_bias_are_compared_under_the_names_that_were_sent():
+    sent = {"embed.weight": torch.randn(8, 4)}
+    sent |= {f"{part}.{leaf}": torch.randn(4, *size) for part in "qkv" for leaf, size in LEAVES}
+    model = torch.nn.Module()
+    model.packed_modules_mapping = {"qkv": ["q", "k", "v"]}
+    model.embed, model.lm_head, model.qkv = (torch.nn.Module() for _ in range(3))
+    model.embed.weight = torch.nn.Parameter(sent["embed.weight"].clone())
+    model.lm_head.weight = model.embed.weight
+    for leaf, _ in LEAVES:
+        fused = torch.cat([sent[f"{part}.{leaf}"] for part in "qkv"])
+        setattr(model.qkv, leaf, torch.nn.Parameter(fused))
+    assert differing(model, sent) == []
+    model.qkv.bias.data[9] += 1
+    assert differing(model, sent) == ["qkv.bias"]
+
+
+LEAVES = (("weight", (4,)), ("bias", ()))
+
+
+def test_a_parameter_that_was_neither_compared_nor_loaded_ends_the_push(monkeypatch):
+    engine = updated_engine(monkeypatch, weights(torch.float32))
+    engine.model.scale = torch.nn.Parameter(torch.ones(3))
+    engine._loaded = {"scale"}
+    received = engine._received
+    engine.finish_weight_update()
+    engine._loaded, engine._received = {"qkv.weight"}, received
+    with pytest.raises(RuntimeError, match=r"other weights in \['scale'\]"):
+        engine.finish_weight_update()
+
+
+def updated_engine(monkeypatch, received, held=None):
+    """Return an engine of ours before it finishes an update of a model that holds `held`."""
+    from rl.weights import vllm_plugin
+
+    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
+        monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # they need vLLM's own models
+    engine = object.__new__(vllm_plugin.WholeWeightsEngine)
+    engine.model, engine.model_config = Model(held or received), None
+    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1)
+    engine._received = received
+    return engine
 
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, monkeypatch):
-    from rl.weights import vllm_plugin
-
     sent = weights(torch.bfloat16)
     received = a_step_later(sent, 0) if behind else sent
-    for name in ("initialize_layerwise_reload", "finalize_layerwise_reload"):
-        monkeypatch.setattr(vllm_plugin, name, lambda *_: None)  # they need vLLM's own models
-    engine = object.__new__(vllm_plugin.WholeWeightsEngine)
-    engine.model, engine.model_config = Model(sent), None
-    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1)
-    engine._received = received
+    engine = updated_engine(monkeypatch, received, sent)
     if behind:
-        with pytest.raises(RuntimeError, match=r"other weights in \['norm', 'out', 'qkv'\]"):
+        with pytest.raises(
+            RuntimeError, match=r"other weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
+        ):
             engine.finish_weight_update()
     else:
         engine.finish_weight_update()

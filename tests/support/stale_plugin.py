@@ -1,4 +1,4 @@
-"""A vLLM plugin that replaces one tensor of a push by its value of the previous push.
+"""A vLLM plugin that replaces a tensor, or only its first row or expert, by its previous value.
 
 `write` writes it as an installed package into a folder; VLLM_PLUGINS names it.
 """
@@ -19,7 +19,9 @@ def stale(self, info):
         weights = dict(weights)
         fresh = weights[{tensor!r}].clone()
         if number == {push}:
-            weights[{tensor!r}] = last["tensor"]
+            stale = fresh.clone()
+            stale[0] = last["tensor"][0]
+            weights[{tensor!r}] = stale
         last["tensor"] = fresh
         return load(self.model, weights.items())
     self.model.load_weights = with_an_old_one

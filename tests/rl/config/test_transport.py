@@ -79,9 +79,25 @@ def test_vllm_reserves_memory_for_the_adapted_layers_and_never_for_the_head(tmp_
         "model.norm.weight": [4],
         "lm_head.weight": [9, 4],
     }
-    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
-    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    _write_header(tmp_path, shapes)
     assert linear_layers(tmp_path) == ["q_proj", "up_proj"]
     assert adapter_limits(9, "all-linear", tmp_path) == AdapterLimits(16, ["q_proj", "up_proj"])
     some = ["layers.1.mlp.up_proj", "v_proj"]
     assert adapter_limits(9, some, tmp_path) == AdapterLimits(16, ["up_proj", "v_proj"])
+
+
+def test_vllm_reserves_no_memory_for_adapters_of_experts_or_of_their_router(tmp_path):
+    layer = "model.layers.0"
+    shapes = {
+        f"{layer}.mlp.experts.0.up_proj.weight": [8, 4],
+        f"{layer}.mlp.gate.weight": [2, 4],
+        f"{layer}.mlp.shared_expert.up_proj.weight": [8, 4],
+        f"{layer}.self_attn.q_proj.weight": [4, 4],
+    }
+    _write_header(tmp_path, shapes)
+    assert linear_layers(tmp_path) == ["q_proj"]
+
+
+def _write_header(folder, shapes):
+    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)

@@ -6,8 +6,17 @@ import psutil
 import pytest
 from torch.distributed import rendezvous
 
-from rl.learner.ranks import init_method
+from rl.learner.ranks import Ranks, init_method
+from rl.runtime.failure import RunFailed
 from rl.runtime.network import free_port
+
+
+def test_a_rank_that_cannot_use_its_gpu_says_why_and_does_not_train_on_the_cpu(monkeypatch):
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DS_ACCELERATOR": "cuda"}
+    for name, value in {**variables, "CUDA_VISIBLE_DEVICES": "7"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RunFailed, match=r"GPU 0 of CUDA_VISIBLE_DEVICES=7: \w+.*PyTorch"):
+        Ranks.join(None, 1.0)
 
 
 def listening_on(port: int) -> set[str]:

@@ -186,3 +186,30 @@ def test_nothing_to_switch_off_is_an_error(folder):
         without_adapter(load_model(folder, torch.float32, 0)),
     ):
         pass
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixture") / "model"
+    return tiny_policy.model_folder(folder, num_experts=4, experts_per_token=2)
+
+
+def test_the_adapter_of_a_mixture_leaves_its_experts_frozen_and_its_names_unchanged(mixture):
+    model = adapted(mixture)
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {name.split(".")[-2] for name in weights(adapter_weights(model))} == {"lora_A", "lora_B"}
+    assert {name.split(".")[-3] for name in weights(adapter_weights(model))} == attention
+    plain = {
+        name: p.detach() for name, p in load_model(mixture, torch.float32, 0).named_parameters()
+    }
+    merged = weights(full_weights(model))
+    assert merged.keys() == plain.keys()
+    changed = {name.split(".")[-2] for name in plain if not torch.equal(merged[name], plain[name])}
+    assert changed == attention
+
+
+def test_an_adapter_that_names_experts_is_refused_with_what_to_do(mixture):
+    for named in (["q_proj", "up_proj"], ["layers.0.mlp.up_proj"]):
+        with pytest.raises(ValueError, match="target_modules names up_proj, which are experts"):
+            adapted(mixture, target_modules=named)
+    assert weights(adapter_weights(adapted(mixture, target_modules=["q_proj"])))

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.model.shape import shape, shape_of
 from tests.support.scripted import tiny_model
+from tests.support.tiny_policy import model_folder
 
 
 def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
@@ -24,6 +25,16 @@ def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
         if isinstance(module, torch.nn.Linear)
     }
     assert sizes.linear_layers() == linear
+
+
+def test_parameters_of_a_mixture_are_counted_with_all_experts_and_the_router(tmp_path):
+    folder = model_folder(tmp_path / "model", num_experts=4, experts_per_token=2)
+    sizes = shape_of(folder)
+    assert sizes is not None
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    assert sizes.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    assert (sizes.expert, sizes.inner) == (32, 64)  # width of one expert, and of those of a token
+    assert sizes.linear_layers().keys() == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize("files", [1, 2])

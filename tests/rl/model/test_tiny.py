@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl.model.tiny import TinyModel
+from rl.model.tiny import TinyModel, TinyMoE
 from rl.model.tokenizer import Tokenizer, load_renderer
 
 CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
@@ -149,3 +149,33 @@ def test_positions_grow_with_max_seq_len(tmp_path):
 def test_impossible_sizes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         TinyModel(**{**KNOBS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts_per_token": 9}, "experts_per_token=9 must be between 1 and num_experts=8"),
+        ({"hidden_size": 48}, "hidden_size=48 is not a multiple of 32"),
+    ],
+)
+def test_a_mixture_that_cannot_be_served_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TinyMoE(**{**KNOBS, "num_experts": 8, "experts_per_token": 2, **changes})
+
+
+def test_a_mixture_saves_its_experts_one_by_one_and_loads_them_again(tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    from rl.model.loading import load_model, write_model
+
+    knobs = {**KNOBS, "num_layers": 1, "num_experts": 2, "experts_per_token": 1}
+    folder = TinyMoE(**knobs).prepare(tmp_path / "model")
+    model = load_model(folder, torch.bfloat16, 0)
+    write_model(model, dict(model.named_parameters()), tmp_path / "saved", folder)
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    gate_up = model.model.layers[0].mlp.experts.gate_up_proj
+    up = saved["model.layers.0.mlp.experts.1.up_proj.weight"]
+    assert torch.equal(up, gate_up[1, len(up) :])
+    again = load_model(tmp_path / "saved", torch.bfloat16, 1)
+    assert torch.equal(again.model.layers[0].mlp.experts.gate_up_proj, gate_up)

@@ -120,6 +120,7 @@ def test_vllm_alone_on_a_small_gpu_is_refused_by_its_share_of_that_gpu():
 def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
     run, parts, _ = planned(gpus(1, 80), "adapter=lora", "trainer.tokens_per_micro_batch=4096")
     taken = parts[-1].need.on_device / (80 * GIB)
+    assert parts[0].need.device["push"] == 0  # only the adapter is pushed
     assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
     own, _, _ = planned(gpus(2, 80), "adapter=lora")
     assert own.inference.args == {}
@@ -138,7 +139,10 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
     )
     with pytest.raises(ConfigError, match=sentence):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
-    planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # is not refused
+    with pytest.raises(ConfigError, match=r"which need 93\.9: .*; trainer 83\.4 = .* \+ step 15"):
+        planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # 17 % more than the GPU has
+    offloaded = ("deepspeed=zero3_offload_optimizer", "trainer.tokens_per_micro_batch=1024")
+    planned(gpus(1, 80), *offloaded)  # is not refused
     alone = ("adapter=lora", "trainer.tokens_per_micro_batch=4096")
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
         planned(gpus(1, 36), *alone)
@@ -147,6 +151,25 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
         ConfigError, match=r"the machine has 8\.0 GiB: trainer [\d.]+ = optimizer 45"
     ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
+
+
+def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
+    whole = ("adapter=lora", "sync=shm", "trainer.tokens_per_micro_batch=4096")
+    run, parts, _ = planned(gpus(1, 80), *whole)
+    push = 2 * 2 * QWEN_4B["vocab_size"] * QWEN_4B["hidden_size"]
+    assert parts[0].need.device["push"] == push
+    taken = (parts[-1].need.on_device + push) / (80 * GIB)
+    assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    mixture = shape(QWEN_4B | {"hidden_size": 2048} | experts)
+    assert mixture is not None
+    assert mixture.largest == 128 * 2 * 768 * 2048  # gate and up of all experts of a layer
+
+
+def test_every_rank_loads_the_whole_model_into_host_memory():
+    _, parts, _ = planned(gpus(8, 80), "deepspeed=zero3", "trainer.gradient_checkpointing=true")
+    other = next(p.need.host for p in reversed(parts) if p.name == "trainer")
+    assert other["loading"] == 2 * SIZES.parameters
 
 
 def test_the_cache_on_a_cpu_holds_at_least_one_row():

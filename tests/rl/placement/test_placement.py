@@ -137,8 +137,9 @@ def test_ranks_count_within_their_host_and_see_the_devices_of_its_ranks():
 
 def test_a_replica_sees_its_own_devices_alone():
     first, second = plan(8, group=2, replicas=2).inference
-    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "4,5"}
-    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of nvidia-smi, which gave the names
+    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "4,5", **order}
+    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "6,7", **order}
 
 
 def on_cores(*cores: int, num_threads: int | None = None, **settings) -> Plan:

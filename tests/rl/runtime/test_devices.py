@@ -33,22 +33,63 @@ def test_memory_is_that_of_the_machine_or_of_the_cgroup(tmp_path):
     assert devices._memory(tmp_path / "no", tmp_path / "no") == (None, None)
 
 
-def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(
-    tmp_path, monkeypatch
-):
-    tool = tmp_path / "nvidia-smi"
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    tool.write_text("#!/bin/sh\ntest $4 = 0,1 && echo 81559 && echo 24576\n")
-    tool.chmod(0o755)
-    assert gpu_memory(["0", "1"]) == 24576 * MIB
-    tool.write_text("#!/bin/sh\nexit 9\n")
+H100 = "0, GPU-5d1f, 81559, 580.65.06, Disabled"
+TWO = f"{H100}\n1, GPU-77aa, 24576, 580.65.06, [N/A]"
+SPLIT = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5d1f)
+  MIG 3g.40gb     Device  0: (UUID: MIG-a1)
+  MIG 1g.10gb     Device  1: (UUID: MIG-b2)"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Return a function that installs an nvidia-smi with these answers on PATH."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(query: str, listing: str = "", status: int = 0) -> None:
+        folder = tmp_path / f"bin{len([*tmp_path.iterdir()])}"
+        written(folder, query=f"{query}\n", listing=f"{listing}\n")
+        tool = folder / "nvidia-smi"
+        tool.write_text(
+            f'#!/bin/sh\n[ "$1" = -L ] && file=listing || file=query\n'
+            f"/bin/cat {folder}/$file\nexit {status}\n"
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+
+    return install
+
+
+def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(nvidia_smi):
+    nvidia_smi(TWO)
+    assert gpu_memory(["0", "1"]) == gpu_memory(["0", "GPU-77"]) == 24576 * MIB
+    assert gpu_memory(["0"]) == gpu_memory(["GPU-5d1f"]) == 81559 * MIB
+    assert gpu_memory(["7"]) is None
+    nvidia_smi("", status=9)
     assert gpu_memory(["0"]) is None
+
+
+def test_a_container_with_one_gpu_of_the_host_calls_it_0_as_cuda_does(nvidia_smi, tmp_path):
+    (tmp_path / "nvidia3").touch()
+    nvidia_smi(H100)
+    assert visible_gpus(tmp_path) == ["0"]
+    assert (this_host().devices, this_host().driver) == (("0",), "580.65.06")
+    nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate with the driver", status=9)
+    assert visible_gpus(tmp_path) == ["0"]
+
+
+def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
+    nvidia_smi(H100.replace("Disabled", "Enabled"), SPLIT)
+    assert visible_gpus() == ["MIG-a1", "MIG-b2"]
+    assert gpu_memory(visible_gpus()) == 10 * 10**9
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a1")
+    assert visible_gpus() == ["MIG-a1"]
+    assert gpu_memory(visible_gpus()) == 40 * 10**9
 
 
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, ["0"]), ("nvidiactl", None, []), ("dxg", None, ["0"]), ("", None, []),
-     ("nvidia3", "", []), ("nvidia0", "0", ["0"])],
+     ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"])],
 )  # fmt: skip
 def test_a_gpu_is_what_the_driver_shows(device, visible, expected, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

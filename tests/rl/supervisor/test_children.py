@@ -149,9 +149,18 @@ def test_a_stop_request_before_the_first_batch_ends_the_run_at_once(watched):
 def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    told = module._cpu_environment(Place(host=0, devices=(), threads=1))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    told = module._device_environment(Place(host=0, devices=(), threads=1), shared=False)
     assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
-    assert module._cpu_environment(Place(host=0, devices=("0",), threads=1)) == {}
+
+
+def test_a_rank_knows_that_it_must_use_its_gpu_and_waits_for_a_vllm_that_shares_it(monkeypatch):
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    place = Place(host=0, devices=("0",), threads=1)
+    alone = {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert module._device_environment(place, shared=False) == alone
+    shared = module._device_environment(place, shared=True)
+    assert shared == {**alone, "OFFBYONE_WAIT_FOR_VLLM": "1"}
 
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():

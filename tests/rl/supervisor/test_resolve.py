@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from rl.config.schema import Run
+from rl.config.schema import ConfigError, Run
+from rl.model.shape import shape
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve
 from tests.support.composing import composed
@@ -47,3 +48,27 @@ def test_a_sampler_that_states_no_temperature_is_refused(config):
     run = Run.of(config).changed({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
     with pytest.raises(ValueError, match=r"Path has no temperature, .*: give it a key or a cl"):
         _ = run.sampler.temperature
+
+
+MIXTURE = shape(
+    {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 320,
+        "num_experts": 4, "moe_intermediate_size": 32,
+    }
+)  # fmt: skip
+
+
+def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_start(tmp_path):
+    def resolved(*overrides, on=None):
+        given = ("model=hf", "model.path=a/b", f"output_dir={tmp_path}", "run_name=r")
+        return resolve(composed(*given, *overrides), on or [Host()]).for_model(MIXTURE)
+
+    with pytest.raises(ConfigError, match=r"adapter on a CPU: use sync=shm"):
+        resolved()
+    resolved("sync=shm")
+    resolved(on=GPUS)
+    for targets in ("[gate_proj]", "[layers.0.mlp.down_proj,q_proj]"):
+        with pytest.raises(ConfigError, match=r"target_modules names \w+_proj, which are experts"):
+            resolved("sync=shm", f"adapter.target_modules={targets}")
+    tiny = composed("model=tiny-moe", "adapter=lora", f"output_dir={tmp_path}", "run_name=r")
+    assert not resolve(tiny, [Host()]).run.pushes_adapter  # sync=auto sends all weights

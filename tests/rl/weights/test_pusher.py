@@ -90,15 +90,20 @@ def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_
     assert push.probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
 
 
-def test_every_probe_is_bounded_and_the_first_of_a_run_has_the_tighter_bound(vllm, tmp_path):
+def test_every_probe_is_bounded_and_later_ones_by_the_first_of_the_run(vllm, tmp_path):
     with pytest.raises(RunFailed, match=r"version 1: .* 0.0625, and at most 0.05 is .*\(sync"):
         pusher("shm", vllm).probe(Scorer(0.0625), two_rows(), 1)
     fresh, resumed = pusher("shm", vllm), pusher("shm", vllm, resumed=True)
     fresh.probe(Scorer(0.03125), two_rows(), 1)
     for push in (fresh, resumed):
         assert push.probe(Scorer(0.0625), two_rows(), 2)["mismatch/mean_abs"] == 0.0625
-        with pytest.raises(RunFailed, match=r"version 3: .* 0.1250, and at most 0.1 .* doubled"):
+        with pytest.raises(RunFailed, match=r"version 3: .* 0.1250, and at most 0.1 is .*\(sync"):
             push.probe(Scorer(0.125), two_rows(), 3)
+    for first, bound in ((0.0078125, "0.0390625"), (0.0, "0.025")):
+        small = pusher("shm", vllm)
+        small.probe(Scorer(first), two_rows(), 1)
+        with pytest.raises(RunFailed, match=rf"at most {bound} is .* and the first probe\)"):
+            small.probe(Scorer(0.0625), two_rows(), 2)
 
 
 @pytest.mark.parametrize("gap", [float("nan"), float("inf")])

@@ -1,0 +1,124 @@
+"""Run stages of the first hour on a GPU, one JSON line each, or print the table of all results.
+
+    python -m benchmarks.first_hour kernels losses update-0.6b --out outputs/first-hour
+    python -m benchmarks.first_hour --table
+
+A stage whose result exists is not run again. Each stage is a process with a time limit, so that a
+stage that hangs or takes all the memory does not stop the others. No stage needs DeepSpeed, vLLM or
+Hydra; torch >= 2.11, transformers, peft, PyYAML, xxhash and msgspec are enough.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.first_hour import hand_over, kernels, update
+
+STAGES: dict[str, Callable[[torch.device, bool], Iterator[dict[str, Any]]]] = {
+    "kernels": kernels.products,
+    "losses": kernels.losses,
+    "prefixes": kernels.prefixes,
+    **{f"update-{size}": partial(update.updates, size) for size in update.SIZES},
+    "ipc": hand_over.ipc,
+    "push": hand_over.push,
+    "engines": hand_over.engines,
+}
+LIMIT_S = 540
+METRICS = ("rollout/tokens_per_s", "time/update", "time/push", "time/step", "mismatch/mean_abs")
+
+
+def main() -> None:
+    """Run the named stages, or all; exit with status 1 if one failed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=", ".join(STAGES))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes at which a CPU can try the stages"
+    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/first-hour"))
+    parser.add_argument("--table", action="store_true", help="print the results as a table")
+    parser.add_argument("--full", action="store_true", help="the stages are those of --full")
+    parser.add_argument("--inside", action="store_true", help="run one stage in this process")
+    asked = parser.parse_args()
+    if asked.table:
+        lines = full_table(asked.out, asked.stages) if asked.full else table(asked.out)
+        print("\n".join(lines))
+    elif asked.inside:
+        for line in STAGES[asked.stages[0]](torch.device(asked.device), asked.tiny):
+            print(json.dumps(line), flush=True)
+    else:
+        asked.out.mkdir(parents=True, exist_ok=True)
+        failed = [stage for stage in asked.stages or STAGES if not run(stage, asked)]
+        if failed:
+            sys.exit(f"these stages failed (the same command runs them again): {' '.join(failed)}")
+
+
+def run(stage: str, asked: argparse.Namespace) -> bool:
+    """Run a stage unless its result exists; return whether its result exists now."""
+    done, part = asked.out / f"{stage}.jsonl", asked.out / f"{stage}.part"
+    if done.exists():
+        print(f"{stage}: done before", flush=True)
+        return True
+    command = [sys.executable, "-m", __package__, stage, "--inside", "--device", asked.device]
+    command += ["--tiny"] * asked.tiny
+    began = time.monotonic()
+    with part.open("w") as file:
+        try:
+            status = subprocess.run(command, stdout=file, timeout=LIMIT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            status = f"no result after {LIMIT_S} s"
+    print(f"{stage}: {status or 'ok'}, {time.monotonic() - began:.0f} s", flush=True)
+    if status:
+        return False  # the lines so far stay in the file .part
+    part.rename(done)
+    return True
+
+
+def table(folder: Path) -> Iterator[str]:
+    """Yield a Markdown table for docs/benchmarks.md; "not run" stands for a missing stage."""
+    yield f"| stage | {machine()} |"
+    yield "|---|---|"
+    for stage in STAGES:
+        found = next((path for path in folder.glob(f"{stage}.*")), None)
+        lines = [json.loads(x) for x in found.read_text().splitlines()] if found else []
+        for line in lines or [{"result": "not run"}]:
+            yield f"| {stage} | {', '.join(f'{key} {value}' for key, value in line.items())} |"
+
+
+def full_table(folder: Path, stages: Sequence[str]) -> Iterator[str]:
+    """Yield a table of runs: the medians of their steps, and the highest memory of the GPU."""
+    yield f"{machine()}\n"
+    yield f"| stage | result | {' | '.join(METRICS)} | peak GiB |"
+    yield f"|---|---|{'---|' * len(METRICS)}---|"
+    for stage in stages:
+        log, metrics = folder / f"{stage}.log", folder / "runs" / stage / "metrics.jsonl"
+        result = "not run" if not log.exists() else "failed"
+        result = "ok" if (folder / f"{stage}.ok").exists() else result
+        steps = list(map(json.loads, metrics.read_text().splitlines())) if metrics.exists() else []
+        cells = []
+        for name in METRICS:
+            values = [step[name] for step in steps[1:] if name in step]  # the first step warms up
+            cells.append(f"{statistics.median(values):.4g}" if values else "")
+        memory = folder / f"{stage}.memory"
+        used = memory.read_text().split() if memory.exists() else []
+        peak = f"{max(map(int, used)) / 1024:.1f}" if used else ""
+        yield f"| {stage} | {result} | {' | '.join(cells)} | {peak} |"
+
+
+def machine() -> str:
+    """Return the name of the GPU and the versions of driver and PyTorch."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}"
+
+
+if __name__ == "__main__":
+    main()

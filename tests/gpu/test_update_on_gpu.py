@@ -1,0 +1,115 @@
+"""An update on a GPU gives what it gives on the CPU; `pytest -m gpu` runs these tests."""
+
+import os
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from transformers import AutoModelForCausalLM
+
+from benchmarks.first_hour.update import ADAPTER, Updater, config
+from rl.learner.logprobs import PolicyModule
+from rl.learner.ranks import Ranks
+from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
+from rl.model.loading import compile_layers, recompute_layers
+from rl.runtime.devices import gpus_of_driver, visible_gpus
+from rl.weights.memory_file import MemoryFile, read_weights
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+CUDA = torch.device("cuda")
+WAYS = {"plain": lambda model: None, "checkpointed": recompute_layers, "compiled": compile_layers}
+
+
+def gradient(device, way="plain", adapter="none", dtype=torch.float32):
+    """Return logprobs and gradients of a small network on a device."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config("0.6b", tiny=True), dtype=dtype)
+    model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
+    WAYS[way](model.to(device).train())
+    module = PolicyModule(model, chunk=16)
+    keep_weight_gradients(module)
+    for parameter in module.parameters():
+        parameter.grad_dtype = torch.float32
+    token_ids = torch.arange(96, device=device).view(3, 32)
+    mask = torch.arange(32, device=device).expand(3, -1) > 8
+    logprobs, entropies = module(token_ids, mask, 0.8, entropies=True)
+    (logprobs.sum() / len(logprobs)).backward()
+    given = {name: p.grad.cpu() for name, p in module.named_parameters() if p.grad is not None}
+    return logprobs.detach().cpu(), entropies.detach().cpu(), given
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_and_gradients_in_float32_are_those_of_the_cpu(way, adapter):
+    expected, found = gradient(torch.device("cpu"), "plain", adapter), gradient(CUDA, way, adapter)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", ["checkpointed", "compiled"])
+def test_in_bfloat16_each_way_of_computing_the_layers_gives_the_same_gradient(way):
+    half = torch.bfloat16
+    expected, found = (gradient(CUDA, how, dtype=half)[2] for how in ("plain", way))
+    assert all(grad.dtype == torch.float32 for grad in found.values())
+    for name, grad in found.items():
+        assert (grad - expected[name]).norm() < 0.05 * expected[name].norm(), name
+
+
+def test_the_gradient_of_a_weight_is_not_rounded_to_bfloat16():
+    grads, inputs = (torch.randn(512, 64, device=CUDA).bfloat16() for _ in range(2))
+    exact = grads.double().T @ inputs.double()
+    total = torch.ones_like(exact).float()
+    for found in (weight_gradient(grads, inputs), weight_gradient(grads, inputs, total) - 1):
+        assert (found.double() - exact).norm() < 1e-5 * exact.norm()
+
+
+def test_a_step_changes_the_weights_and_keeps_them_on_the_gpu():
+    updater = Updater(config("0.6b", tiny=True), CUDA, "none", "plain")
+    updater.optimizer.param_groups[0]["lr"] = 1e-2
+    before = [parameter.clone() for parameter in updater.trained]
+    updater.step(
+        torch.zeros(2, 8, dtype=torch.int64, device=CUDA), torch.arange(8).expand(2, -1) > 1
+    )
+    assert any(not torch.equal(old, new) for old, new in zip(before, updater.trained, strict=True))
+    assert {parameter.device.type for parameter in updater.trained} == {"cuda"}
+
+
+def test_weights_on_a_gpu_reach_another_process_through_the_memory_file():
+    weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(3, device=CUDA).bfloat16()}
+    with MemoryFile() as file:
+        mark = file.write(weights)
+        found = read_weights(file.path, mark)
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor.cpu())
+
+
+def _add_one(inbox, outbox):
+    outbox.put(float(inbox.get().sum()))
+
+
+def test_another_process_reads_a_tensor_of_this_one_in_the_memory_of_the_gpu():
+    context = mp.get_context("spawn")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=_add_one, args=(inbox, outbox))
+    process.start()
+    tensor = torch.ones(1000, device=CUDA)
+    inbox.put(tensor)
+    assert outbox.get(timeout=120) == 1000
+    process.join(60)
+
+
+def test_a_rank_joins_on_the_gpu_that_it_was_given(monkeypatch, tmp_path):
+    pytest.importorskip("deepspeed")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    ranks = Ranks.join(tmp_path / "rendezvous", 60.0)
+    assert ranks.device.type == "cuda"
+    assert ranks.sum(1.5) == 1.5
+    torch.distributed.destroy_process_group()
+
+
+def test_the_gpus_that_nvidia_smi_lists_are_those_that_pytorch_counts():
+    assert len(visible_gpus()) == torch.cuda.device_count()
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        sizes = [gpu.memory or 0 for gpu in gpus_of_driver()]
+        assert sizes[0] >= torch.cuda.get_device_properties(0).total_memory

