@@ -1,6 +1,8 @@
 """Compare a training step with the shortest plain torch program that computes the same gradient.
 
     python -m benchmarks.updating [--env wiki-search] [--rows 256] [--repeats 5]
+    python -m benchmarks.updating --run outputs/<name>               rows of a run with record=all
+    python -m benchmarks.updating --drawn 16 200 50 800 [key=value ...]    rows of a drawn group
 
 The policy of an environment trains on rows of its expert, with one thread, in bfloat16. `idle` is
 the share of rows without advantage. One JSON line each:
@@ -10,6 +12,11 @@ the share of rows without advantage. One JSON line each:
 `of_plain` divides the time of a whole update (objective, DeepSpeed, clipping, AdamW, metrics) by
 that of plain torch (all logits at once, backward, AdamW). `of_all` divides it by our own time with
 an advantage in every row. Both are medians of the ratios of alternating rounds.
+
+`--run` takes the rows of a run's last step. `--drawn 16 200 50 800` draws 16 rows with a common
+prompt of 200 tokens and answers of 50 to 800. Both compare updates with shared prefixes to updates
+with trainer.share_prefixes=false, in processor seconds: `of_unshared`. `distinct` is the share of
+tokens that are computed.
 """
 
 import argparse
@@ -17,7 +24,8 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +33,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,9 +46,10 @@ from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
 from rl.model.loading import load_model
 from rl.model.tokenizer import load_renderer
-from rl.records import RankBatch
-from rl.rollouts.plan import plan, weighted_row
+from rl.records import RankBatch, TrainingRow
+from rl.rollouts.plan import WeightedRow, plan, weighted_row
 from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
 from rl.sampling.demonstrations import tokenize
 
 IDLE = (0.0, 0.25, 0.44, 0.75)  # 0.44 was measured in wiki-search at version 30
@@ -73,15 +83,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--env", default="wiki-search")
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--drawn", type=int, nargs=4, metavar=("ROWS", "PROMPT", "LEAST", "MOST"))
+    parser.add_argument("overrides", nargs="*", default=[])
     return parser.parse_args()
 
 
 @contextmanager
-def learning(asked: argparse.Namespace) -> Iterator[tuple[Run, RunFolder, Learner, list[Any]]]:
+def learning(
+    asked: argparse.Namespace, overrides: Sequence[str] = ()
+) -> Iterator[tuple[Run, RunFolder, Learner, list[Any]]]:
     """Prepare the learner of a run on one thread, and training rows for it."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run = completed(compose([f"env={asked.env}", "trainer.num_threads=1"]))
+    run = completed(compose([f"env={asked.env}", "trainer.num_threads=1", *overrides]))
     with tempfile.TemporaryDirectory() as name:
         run_folder = RunFolder(Path(name))
         model = build(run.model)()
@@ -99,6 +114,67 @@ def expert_rows(run: Run, model: Any, folder: Path, count: int) -> list[Any]:
     return [tokenize(renderer, messages, run.max_seq_len)[0] for messages in conversations]
 
 
+def recorded_rows(folder: Path) -> list[WeightedRow]:
+    """Return the rows of the last step of a run with record=all."""
+    found = RunFolder(folder)
+    step = max(int(path.stem[5:]) for path in found.rollouts_of(0).parent.glob("step_*.jsonl"))
+    lines = map(json.loads, found.rollouts_of(step).read_text().splitlines())
+    credits = {line["id"]: (i, line["advantage"]) for i, line in enumerate(lines) if line["used"]}
+    rows = []
+    for each in read_rows(found, step):
+        number, advantage = credits.get(each.id, (None, 0))
+        if number is None:
+            continue
+        keys = {"mask": "completion_mask", "mu": "rollout_logprobs", "version": "token_versions"}
+        columns = {keys.get(name, name): values for name, values in each.sampled.items()}
+        columns["rollout_logprobs"] = np.nan_to_num(columns["rollout_logprobs"])
+        advantages = advantage if isinstance(advantage, list) else [advantage]
+        place = {"rollout_id": number, "number": each.row}
+        rows.append(weighted_row(TrainingRow(**columns), advantages, (1e-4,), **place))
+    return rows
+
+
+def drawn_rows(count: int, prompt: int, least: int, most: int) -> list[WeightedRow]:
+    """Return rows of one group with random tokens."""
+    rng = np.random.default_rng(0)
+    common, rows = rng.integers(3, 250, prompt), []
+    for number in range(count):
+        ids = np.concatenate([common, rng.integers(3, 250, rng.integers(least, most + 1))])
+        mask = np.arange(len(ids)) >= prompt
+        versions = mask.astype(np.int32) - 1
+        row = TrainingRow(ids.astype(np.int32), mask, mask * np.float32(-5), versions, versions)
+        rows.append(weighted_row(row, (rng.choice([-1.0, 1.0]),), (1e-4,), rollout_id=number))
+    return rows
+
+
+def compare_sharing(asked: argparse.Namespace) -> None:
+    """Print the processor time of an update with shared prefixes and of one without."""
+    rows = recorded_rows(asked.run) if asked.run else drawn_rows(*asked.drawn)
+    took: dict[bool, list[float]] = {True: [], False: []}
+    with learning(asked, asked.overrides) as (run, folder, learner, _):
+        trainer = replace(run.trainer, share_prefixes=False)
+        plain = Learner(replace(run, trainer=trainer), folder, learner.policy.ranks)
+        budget, metrics = run.trainer.tokens_per_micro_batch, {}
+        for _ in range(asked.repeats + 1):
+            for each in (learner, plain):
+                shares = each.shares_prefixes
+                settings = {"step": 0, "ranks": 1, "metrics": metrics, "shares_prefixes": shares}
+                began = time.process_time()
+                (batch,) = plan(rows, tokens_per_micro_batch=budget, **settings)
+                each.update(batch)
+                took[shares].append(time.process_time() - began)
+    shared, unshared = took[True][1:], took[False][1:]
+    beginnings = {row.token_ids[:end].tobytes() for row in rows for end in range(1, row.length)}
+    tokens = sum(row.length for row in rows)
+    line = {
+        "tokens": tokens,
+        "distinct": round(len(beginnings) / tokens, 2),
+        "seconds": round(statistics.median(shared), 3),
+        "of_unshared": round(ratio(shared, unshared), 3),
+    }
+    print(json.dumps(line), flush=True)
+
+
 def batch_of(run: Run, rows: list[Any], idle: float) -> RankBatch:
     """Return all rows as the batch of one step; a share `idle` of them has no advantage."""
     rng = Random(1)
@@ -113,14 +189,23 @@ def batch_of(run: Run, rows: list[Any], idle: float) -> RankBatch:
         )
         for i, row in enumerate(rows)
     ]
-    budget = run.trainer.tokens_per_micro_batch
-    (share,) = plan(weighted, step=0, ranks=1, tokens_per_micro_batch=budget, metrics={})
+    (share,) = plan(
+        weighted,
+        step=0,
+        ranks=1,
+        tokens_per_micro_batch=run.trainer.tokens_per_micro_batch,
+        metrics={},
+        shares_prefixes=run.trainer.share_prefixes,
+    )
     return share
 
 
 def main() -> None:
     """Measure all rounds, then print a line for each share."""
     arguments = parsed()
+    if arguments.run or arguments.drawn:
+        compare_sharing(arguments)
+        return
     with learning(arguments) as (run, run_folder, learner, rows):
         plain = Plain(run_folder.model(), run.optim["learning_rate"])
         batches = {idle: batch_of(run, rows, idle) for idle in IDLE}

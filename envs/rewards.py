@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 from string import punctuation
 
+import regex
+
 from envs.episode import Episode
 
+_LONGEST_S = 1.0  # maximum seconds of a match, because no other rollout goes on meanwhile
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
@@ -111,9 +114,14 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
 async def matches(episode: Episode, *, pattern: str) -> float:
     """Return 1 if `pattern` matches the whole last turn without its reasoning, else 0.
 
-    A dot in `pattern` also matches a line break.
+    A dot in `pattern` also matches a line break. Raise ValueError if the match takes too long: for
+    some patterns the time grows exponentially with the length of a text.
     """
-    return float(re.fullmatch(pattern, final_text(episode), re.DOTALL) is not None)
+    try:
+        found = regex.fullmatch(pattern, final_text(episode), regex.DOTALL, timeout=_LONGEST_S)
+    except TimeoutError as error:
+        raise ValueError(f"pattern={pattern} took more than {_LONGEST_S} s on a turn") from error
+    return float(found is not None)
 
 
 def _as_list(answers: Sequence[str]) -> Sequence[str]:

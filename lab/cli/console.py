@@ -40,7 +40,7 @@ def main() -> None:
     if command in ("--help", "-h", "help"):
         print(usage())  # noqa: T201
     elif command == "--version":
-        print(version("offbyone"))  # noqa: T201
+        print(version("offbyone-rl"))  # noqa: T201
     elif command == NEW:
         print(new(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:

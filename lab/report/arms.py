@@ -1,7 +1,8 @@
 """Group runs that differ only in their seeds into arms, and name the arms."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lab.report.run import Run
 from rl.runtime.text import printable
@@ -19,7 +20,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: tuple[tuple[str, str], ...] = ()  # the key and the value of each part of the name
+    choices: Mapping[str, str] = field(default_factory=dict)  # the values in the name by their keys
 
     @property
     def finished(self) -> list[Run]:
@@ -50,14 +51,10 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     firsts = [group[0] for group in groups]
     items = _distinguishing(firsts)
     full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
-    choices = _choices(items) if len(set(full)) == len(full) else [()] * len(full)
-    names = _unique(
-        [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
-    )
-    return [
-        Arm(label, name, tuple(group), choice)
-        for label, name, group, choice in zip(_unique(full), names, groups, choices, strict=True)
-    ]
+    choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
+    short = [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
+    parts = zip(_unique(full), _unique(short), map(tuple, groups), choices, strict=True)
+    return [Arm(*of_arm) for of_arm in parts]
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
@@ -77,6 +74,21 @@ def is_same_arm(one: Run, other: Run) -> bool:
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
 
+def code_note(arm: Arm) -> str:
+    """Return a warning if the finished runs of the arm used different code, "" otherwise."""
+    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for run in arm.finished:
+        for name, hashes in run.code.items():
+            versions[name].add(hashes)
+    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
+    if not files:
+        return ""
+    return (
+        f"The runs of {arm.name} used different versions of {', '.join(sorted(files))}: compare "
+        "the copies in code/ of their folders."
+    )
+
+
 def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
     """Return the overrides that not all arms have, given the first run of each arm.
 
@@ -93,30 +105,28 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
     return items
 
 
-def _choices(items: Sequence[Sequence[str]]) -> list[tuple[tuple[str, str], ...]]:
+def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Return the last word of each key with its value, or nothing if the arms' keys differ."""
-    parts = [[item.partition("=") for item in of_arm] for of_arm in items]
-    keys = [[key for key, _, value in of_arm if value] for of_arm in parts]
-    if any(its != keys[0] or len(its) < len(arm) for its, arm in zip(keys, parts, strict=True)):
-        return [()] * len(parts)
-    ends = [key.rpartition(".")[2] for key in keys[0]] if keys else []
-    heads = ends if len(set(ends)) == len(ends) else keys[0]
-    return [
-        tuple((head, value) for head, (_, _, value) in zip(heads, of_arm, strict=True))
-        for of_arm in parts
-    ]
+    parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
+    differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
+    if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
+        return [{}] * len(parts)
+    ends = [key.rpartition(".")[2] for key in parts[0]] if parts else []
+    if len(set(ends)) < len(ends):
+        return parts
+    return [dict(zip(ends, its.values(), strict=True)) for its in parts]
 
 
-def _names(choices: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
+def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the values of each arm, with their keys where a value says little alone."""
-    columns = zip(*choices, strict=True)
-    clear = [all(v[0].isalpha() and v not in _BARE for _, v in column) for column in columns]
+    clear = {
+        key
+        for key in (choices[0] if choices else ())
+        if all(its[key][0].isalpha() and its[key] not in _BARE for its in choices)
+    }
     return [
-        " ".join(
-            value if is_clear else f"{key}={value}"
-            for is_clear, (key, value) in zip(clear, of_arm, strict=True)
-        )
-        for of_arm in choices
+        " ".join(value if key in clear else f"{key}={value}" for key, value in its.items())
+        for its in choices
     ]
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -91,7 +90,7 @@ def store(runs: Sequence[Run], file: Path) -> None:
             "total_seconds": run.seconds,
             "total_tokens": run.tokens,
             "scores": {
-                version: [_stored(evaluation, question) for question in questions]
+                version: [evaluation.rewards.get(question, [None]) for question in questions]
                 for version, evaluation in run.evaluations.items()
             },
         }
@@ -101,12 +100,6 @@ def store(runs: Sequence[Run], file: Path) -> None:
     content["questions"] = [(q.env, q.example, q.digest) for q in questions]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(msgspec.json.encode(content) + b"\n")
-
-
-def _stored(evaluation: Evaluation, question: Question) -> Any:
-    """Return the score of a question, or all its rewards if some rollouts have no score."""
-    rewards = evaluation.rewards.get(question, [None])
-    return rewards if None in rewards else round(evaluation.scores[question], 4)
 
 
 def read_stored(file: Path) -> list[Run]:
@@ -119,6 +112,7 @@ def read_stored(file: Path) -> list[Run]:
     for stored in content["runs"]:
         evaluations = {}
         for version, scores in stored["scores"].items():
+            # Older files have the mean reward of a question.
             rewards = [score if isinstance(score, list) else [score] for score in scores]
             evaluations[int(version)] = Evaluation(dict(zip(questions, rewards, strict=True)))
         run = Run(

@@ -54,11 +54,6 @@ class ArmResult(ScoredArm):
         """The number of seeds with a scored run."""
         return self.scores.num_seeds
 
-    @property
-    def has_enough_seeds(self) -> bool:
-        """Whether the arm has enough seeds to estimate the variance between seeds."""
-        return self.scores.resamples_seeds
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
@@ -105,6 +100,7 @@ def compare(
     question: str = "",
     num_judged: int = 1,
     notes: Sequence[str] = (),
+    num_draws: int = st.NUM_DRAWS,
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
@@ -122,7 +118,7 @@ def compare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"
         )
-    results = _results(scoring, control)
+    results = _results(scoring, control, num_draws)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -162,20 +158,21 @@ def _tests(scores: Sequence[st.Scores], at: int, factors: Sequence[int]) -> _Tes
     return _Tests(gains, spreads, st.holm_adjusted(p_values))
 
 
-def _results(scoring: Scoring, control: Arm) -> list[ArmResult]:
+def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
     # Do not change the order of the random draws, because it determines the exact numbers.
     rng, arms = np.random.default_rng(SEED), scoring.arms
     at = next(index for index, scored in enumerate(arms) if scored.arm is control)
     base = arms[at].scores
-    questions = st.question_weights(base.strata, rng)
+    questions = st.question_weights(base.strata, rng, num_draws)
+    seeds = [st.seed_weights(one.scores.num_seeds, rng, num_draws) for one in arms]
     draws = [
-        st.draw_scores(one.scores, st.seed_weights(one.scores.num_seeds, rng), questions)
-        for one in arms
+        st.draw_scores(one.scores, weights, questions)
+        for one, weights in zip(arms, seeds, strict=True)
     ]
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
     tests = _tests([one.scores for one in arms], at, factors)
-    others = [(one.assumption, _tests(one.scores, at, factors)) for one in alternatives(scoring)]
+    others = [(name, _tests(one, at, factors)) for name, one in alternatives(scoring)]
     results = []
     for index, one in enumerate(arms):
         scores, is_other, spread = one.scores, index != at, tests.spreads[index]

@@ -6,7 +6,6 @@ assumption about them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,23 +15,15 @@ from lab.report.scoring import REWARD, TRAINING, Rows, Scoring, Table, mean_scor
 from lab.report.statistics import Scores
 
 
-@dataclass(frozen=True, eq=False)
-class Alternative:
-    """The scores of all arms under one assumption."""
-
-    assumption: str
-    scores: tuple[Scores, ...]  # in the order of Scoring.arms
-
-
-def alternatives(scoring: Scoring) -> Iterator[Alternative]:
-    """Yield the alternatives, none if no rollout and no run is missing."""
+def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
+    """Yield each assumption with the scores of all arms, nothing if nothing is missing."""
     extremes = _extreme_rewards(scoring)
     if any(one.num_unscored for one in scoring.arms):
         for name, unscored in zip(("lowest", "highest"), extremes, strict=True):
             arms = [_with_unscored(scoring, one.runs, unscored) for one in scoring.arms]
             columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
-            assumption = f"unscored rollouts count as the {name} reward"
-            yield Alternative(assumption, tuple(scores_of(rows, columns) for rows in arms))
+            scores = [scores_of(rows, columns) for rows in arms]
+            yield f"unscored rollouts count as the {name} reward", scores
     if any(one.lost for one in scoring.arms):
         columns = scoring.questions or [REWARD]
         lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
@@ -42,7 +33,7 @@ def alternatives(scoring: Scoring) -> Iterator[Alternative]:
                 scores_of([*arm.rows, *rows], columns)
                 for arm, rows in zip(scoring.arms, added, strict=True)
             ]
-            yield Alternative(f"lost runs count {name}", tuple(scores))
+            yield f"lost runs count {name}", scores
 
 
 def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lab.report import statistics as st
+from lab.report.arms import code_note
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
 
@@ -16,6 +17,7 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _on_scores(scoring)
     yield from _on_seeds(scoring)
+    yield from filter(None, (code_note(one.arm) for one in scoring.arms))
     runs = scoring.runs
     if any(one.num_unscored for one in scoring.arms):
         counts = [
@@ -24,6 +26,8 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             if one.num_unscored
         ]
         yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
+    if waiting := sum(not run.finished and not run.ended_early for run, _ in left_out):
+        yield f"{waiting} runs wait or still run: the p-values hold only when they have finished."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):

@@ -54,7 +54,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         ended_early=ended_early(comparison),
         basis=basis(comparison),
         what_is_visible=what_is_visible(comparison),
-        heads=[key for key, _ in comparison.arms[0].choices] or ["arm"],
+        heads=[*comparison.arms[0].choices] or ["arm"],
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings(comparison),
         failures=by_cause(comparison.left_out),

@@ -20,10 +20,11 @@ from rl.runtime.metrics import Row, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
-from rl.runtime.text import key_of, printable
+from rl.runtime.text import START_KEYS, key_of, printable
+from rl.runtime.user_code import code_versions
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
-RUN_KEYS = {"seed", "run_name", "resume", "output_dir"}  # keys that differ between runs of one arm
+RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
 
@@ -75,6 +76,7 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/user_code.py
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
@@ -146,6 +148,7 @@ def read_run(
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
         commit=_readable(str(record.get("commit") or "")),
+        code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
         selects_examples=bool(settings.get("learned.selects_examples")),
     )

@@ -176,7 +176,7 @@ def mean_scores(
     """
     tables = [one.scores_with(unscored or {}) for one in run.judged(num_judged)]
     questions = set(tables[0]).intersection(*tables) if tables else set()
-    means = {q: float(np.mean([table[q] for table in tables])) for q in questions}
+    means = {q: sum(table[q] for table in tables) / len(tables) for q in questions}
     return {question: mean for question, mean in means.items() if not isnan(mean)}
 
 

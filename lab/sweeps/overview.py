@@ -76,7 +76,7 @@ class Jobs:
 def read_jobs(sweep: SweepFolder) -> Jobs:
     """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs step by step."""
     records, info = sweep.records(), sweep.read_info()
-    numbers = info.get("jobs")
+    numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
     return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 

@@ -32,7 +32,8 @@ def tokens_of(
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
 
-    `identity` is the rollout's id, and `options` are the numeric options of the loss.
+    A row occurs once per update of its batch. `identity` is the rollout's id, and `options` are the
+    numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -81,6 +82,7 @@ def _row(
 
     return {
         "row": recorded.row,
+        "update": recorded.update,
         "ids": ids,
         "pieces": pieces(tokenizer, ids),
         "special": [number in added for number in ids],

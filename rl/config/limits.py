@@ -56,6 +56,7 @@ DECIDED_ELSEWHERE = {
         **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync"),
         "max_lora_rank": "adapter.rank",
         "lora_target_modules": "adapter.target_modules",
+        "hf_token": "the environment variable HF_TOKEN (a run writes its options to files)",
         **dict.fromkeys(
             ("api_key", "ssl_keyfile", "ssl_certfile", "root_path"),
             "output_dir (the socket's folder says who may connect; a run's requests bring no key)",

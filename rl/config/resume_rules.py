@@ -17,13 +17,16 @@ from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
+from rl.runtime.text import START_KEYS
+from rl.runtime.user_code import changed_code
 
 Config = Mapping[str, Any]
 _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
-    *("resume", "run_name", "output_dir", "learned"),  # no options of the training itself
+    *START_KEYS,
+    *("output_dir", "learned"),  # no options of the training itself
     "max_steps",
     "max_time",
     "stop_when",
@@ -52,6 +55,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" is not a valid name of a folder below output_dir={parent}'
+    elif not name.isprintable():
+        yield f"run_name={name!r} contains control characters: choose another run_name"
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
@@ -89,6 +94,13 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             "new run"
         )
         return
+    files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
+    if files:
+        yield (
+            f"{', '.join(files)} changed since {saved.parent} was trained (copies: "
+            f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
+            "with the changed code by accept_changed_code=true"
+        )
     now, then = dict(leaves(config)), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.

@@ -24,6 +24,7 @@ Config = Mapping[str, Any]
 OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
+_KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
 # The usual form of the names of environment variables that hold keys.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
@@ -38,10 +39,11 @@ def secret_problems(config: Config) -> Iterator[str]:
     for path, value in leaves(config):
         if not isinstance(value, str):
             continue
-        if _PASSWORD.match(value):
+        form = "a password (scheme://user:password@host)" if _PASSWORD.match(value) else ""
+        if form := form or ("a key (...?key=value)" if _KEY_PARAMETER.match(value) else ""):
             yield (
-                f"{path} holds a password (scheme://user:password@host), which would be written to "
-                "config.yaml: leave it out, and give a key in an environment variable"
+                f"{path} holds {form}, which would be written to config.yaml: leave it out, and "
+                "give a key in an environment variable"
             )
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):

@@ -145,6 +145,7 @@ class Run(Settings):
     output_dir: str
     run_name: str
     resume: bool
+    accept_changed_code: bool
     # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
 

@@ -218,7 +218,7 @@ class Critic:
 
     def load(self, folder: Path) -> None:
         """Load the weights and the optimizer's state that `save` wrote."""
-        load_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
+        load_engine(self._engine, folder / "critic")
 
 
 def _targets(batch: Batch) -> ValueTargets:

@@ -60,6 +60,7 @@ def start_engine(
     """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
+        module.register_load_state_dict_post_hook(_miss_only_trained)
     fixed_keys = {
         "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed, without effect here
         "gradient_accumulation_steps": 1,
@@ -144,9 +145,13 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
     engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
 
 
-def load_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
-    path, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not partly_frozen)
+def load_engine(engine: Any, folder: Path) -> None:
+    """Load the state that `save_engine` wrote, which has no frozen weights. Collective.
+
+    Raises:
+        RuntimeError: a trained weight is missing in the file, or the file has another weight.
+    """
+    path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
         raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
 
@@ -184,6 +189,14 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
     """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    for name in state.keys() - trained:
+    for name in state.keys() - _trained(module):
         del state[name]
+
+
+def _miss_only_trained(module: nn.Module, keys: Any) -> None:
+    """Forget missing frozen weights, so that a load fails only if a trained weight is missing."""
+    keys.missing_keys[:] = _trained(module) & {*keys.missing_keys}
+
+
+def _trained(module: nn.Module) -> set[str]:
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -124,8 +125,12 @@ class Learner:
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
         """Train on a batch, and return the metrics of the step.
 
-        `observer` receives numbers of every token in the first update (rl/learner/observation.py).
+        `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
+        # Seed dropout and losses that draw numbers once per step and rank, so that checkpoints need
+        # not store RNG state and a resumed run draws the same numbers.
+        sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
         alone = self._critic is not None and self._critic.trains_alone(batch.step)

@@ -1,4 +1,4 @@
-"""The numbers of every completion token in one update, for the token record.
+"""The numbers of every completion token in each update, for the token record.
 
     pi           log pi of the policy in training
     old, ref     log pi before the step's first update, and log ref, if the run has them
@@ -25,8 +25,12 @@ from torch import Tensor
 
 from rl.learner.objective import Batch
 
-Observer = Callable[[int, Mapping[str, Tensor]], None]
-"""Receives a micro-batch's index on its rank and its numbers [N] by name, once per micro-batch."""
+Observer = Callable[[int, int, Mapping[str, Tensor]], None]
+"""Receives (update, micro, numbers) once per micro-batch of each update.
+
+`update` is the index of the update of the batch, `micro` that of the micro-batch on its rank, and
+`numbers` are the micro-batch's numbers [N] by name.
+"""
 
 _NAMED = ("entropy", "correction")
 _DERIVED = ("kl_to_rollout",)  # not recorded, because log pi and log mu determine this metric

@@ -1,7 +1,8 @@
 """The policy in training: a Hugging Face model in a DeepSpeed engine."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class Policy:
         batches: Sequence[Batch] | None = None,  # on the device; None: build them from `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
-        observer: Observer | None = None,  # receives the numbers of each token in the first update
+        observer: Observer | None = None,  # receives the numbers of each token in each update
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, each on this rank's whole share of a batch.
 
@@ -100,8 +101,8 @@ class Policy:
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
         metrics = [
-            self._update(batches, objective, beta, rate, None if later else observer)
-            for later in range(updates)
+            self._update(batches, objective, beta, rate, observer and partial(observer, update))
+            for update in range(updates)
         ]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
         # Use the first update's metrics, because later the policy's weights differ from vLLM's.
@@ -114,7 +115,7 @@ class Policy:
         objective: Objective,
         beta: float,
         rate: float,
-        observer: Observer | None,
+        observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
         # The ranks decide together, because a rank that skips alone would block all others.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
@@ -233,4 +234,4 @@ class Policy:
 
     def load(self, folder: Path) -> None:
         """Load the state that `save` wrote. Collective."""
-        load_engine(self.engine, folder, partly_frozen=self.has_adapter)
+        load_engine(self.engine, folder)

@@ -17,7 +17,7 @@ B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves, W:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
+_LEAST_COMMON = 256  # tokens; a kernel with a mask is slower, so fewer are computed in each leaf
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
@@ -42,9 +43,10 @@ class Packed:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # Index of each leaf's tokens in the packed tokens, 0 at padding; similar lengths together:
-    leaves: list[np.ndarray]  # [S, W] each
-    copies: np.ndarray  # [P] place of one copy of each packed token in all flattened leaves
+    # For each block of leaves the index [S, W] of their tokens in the packed tokens, 0 at padding,
+    # and the column from which on the block computes the attention:
+    leaves: list[tuple[np.ndarray, int]]
+    copies: np.ndarray  # [P] place of one copy of each packed token in the outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
 
 
@@ -70,11 +72,13 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
     is_leaf = np.append(shared[1:] < lengths[:-1], True)  # [B]
     leaves, copies, start = [], np.empty(is_own.sum(), np.int64), 0
-    for rows in _similar(np.flatnonzero(is_leaf), lengths):
-        exists = columns[: lengths[rows[0]]] < lengths[rows, None]  # [S, W]
-        leaves.append(np.where(exists, index[rows, : exists.shape[1]], 0))
-        copies[leaves[-1][exists]] = start + np.flatnonzero(exists)
-        start += exists.size
+    for rows, first, width in _blocks(np.flatnonzero(is_leaf), lengths, shared):
+        exists = columns[:width] < lengths[rows, None]  # [S, W]
+        places = np.where(exists, index[rows, :width], 0)
+        leaves.append((places, first))
+        computed = exists[:, first:]
+        copies[places[:, first:][computed]] = start + np.flatnonzero(computed)
+        start += computed.size
     by_row = np.empty_like(index)
     by_row[order] = index
     return Packed(
@@ -86,18 +90,30 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     )
 
 
-def _similar(rows: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
-    """Split rows into stretches of similar lengths, longest first, so that there is little padding.
+def _blocks(
+    leaves: np.ndarray, lengths: np.ndarray, shared: np.ndarray
+) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yield blocks: leaves of similar length, first column to compute, and width.
 
-    The shortest row of a stretch has at least three quarters of its longest row's length.
+    Consecutive leaves that share half of their tokens share one block that computes these tokens.
     """
-    rows = rows[np.argsort(-lengths[rows], kind="stable")]
-    begins, longest = [], np.inf
-    for place, length in enumerate(lengths[rows]):
-        if length < 0.75 * longest:
-            begins.append(place)
-            longest = length
-    return np.split(rows, begins[1:])
+    # Rows between two leaves are beginnings of the second, so the smallest number counts.
+    common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
+    is_first = common < np.maximum(_LEAST_COMMON, lengths[leaves] / 2)
+    is_first[0] = True
+    families = np.split(np.arange(len(leaves)), np.flatnonzero(is_first)[1:])
+    alone = np.concatenate([leaves[:0], *(f for f in families if len(f) == 1)])
+    parts = [(f, common[f[1:]].min()) for f in families if len(f) > 1]
+    for members, first in [(alone, 0), *parts]:
+        if first:
+            yield leaves[members[:1]], 0, first
+        rows = leaves[members]
+        rows = rows[np.argsort(-lengths[rows], kind="stable")]
+        while len(rows):
+            # The shortest leaf has at least three quarters of the longest one's length.
+            number = int((lengths[rows] >= 0.75 * lengths[rows[0]]).sum())
+            yield rows[:number], first, lengths[rows[0]]
+            rows = rows[number:]
 
 
 def states_before(body: PreTrainedModel, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -118,7 +134,7 @@ def states_before(body: PreTrainedModel, token_ids: Tensor, mask: Tensor) -> Ten
         input_ids=on_device(packed.token_ids)[None],
         position_ids=on_device(packed.positions)[None],
         use_cache=False,
-        leaves=tuple(map(on_device, packed.leaves)),
+        leaves=[(on_device(index), first) for index, first in packed.leaves],
         copies=on_device(packed.copies),
     ).last_hidden_state[0]
     # In float32, the gradients of a state that several rows share are added without rounding.
@@ -180,7 +196,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001 None, because transformers makes no mask
     *args: Any,
-    leaves: Sequence[Tensor],  # [S, W] each
+    leaves: Sequence[tuple[Tensor, int]],  # [S, W] each
     copies: Tensor,  # [P]
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -188,10 +204,10 @@ def _attend(
     # In float32, the gradients of a token that several rows share are added without rounding.
     packed = [_exact(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
-    for index in leaves:
+    for index, first in leaves:
         is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
         inside = packed[0].dtype if is_short else query.dtype
-        rows = (
+        queries, keys, values = (
             x.flatten(1)
             .index_select(0, index.flatten())
             .view(*index.shape, *x.shape[1:])
@@ -199,18 +215,24 @@ def _attend(
             .to(inside)  # [S, heads, W, size]
             for x in packed
         )
-        mask = _window(index.shape[1], kwargs.get("sliding_window"), query.device)
-        attended, _ = sdpa_attention_forward(module, *rows, mask, *args, **kwargs)
+        mask = _mask(first, index.shape[1], kwargs.get("sliding_window"), query.device)
+        attended, _ = sdpa_attention_forward(
+            module, queries[:, :, first:], keys, values, mask, *args, **kwargs
+        )
         outputs.append(attended.flatten(0, 1))
     return torch.cat(outputs).index_select(0, copies)[None].to(query.dtype), None
 
 
-def _window(width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask [1, 1, W, W] of a sliding window, or None for plain causal attention."""
-    if not window or window >= width:
+def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Return the mask [1, 1, W - first, W] of the queries from column `first` on.
+
+    None: the plain causal mask of all queries.
+    """
+    window = window or width
+    if first == 0 and window >= width:
         return None
     places = torch.arange(width, device=device)
-    distance = places[:, None] - places  # [W, W]
+    distance = places[first:, None] - places  # [W - first, W]
     return ((distance >= 0) & (distance < window))[None, None]
 
 

@@ -228,19 +228,19 @@ def _cut(rows: Sequence[WeightedRow], loads: list[int]) -> list[list[WeightedRow
 def _pack_shared(rows: Sequence[WeightedRow], budget: int) -> list[list[WeightedRow]]:
     """Return micro-batches of rows that are sorted by their token ids."""
     bins: list[list[WeightedRow]] = []
-    distinct = leaves = longest = 0
+    cost = 0.0
     for row in rows:
         equal = _num_equal(bins[-1][-1], row) if bins else 0
-        # A row that the next row extends or repeats is no leaf (rl/model/shared_prefixes.py).
-        extends = bool(bins) and equal == bins[-1][-1].length
-        numbers = distinct + row.length - equal, leaves + (not extends), max(longest, row.length)
-        # The attention of a leaf keeps about a quarter of what a layer keeps of a distinct token.
-        if bins and numbers[0] + numbers[1] * numbers[2] / 4 <= budget:
+        new = row.length - equal
+        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
+        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
+        copied = new if bins and equal == bins[-1][-1].length else row.length
+        if bins and cost + new + copied / 4 <= budget:
             bins[-1].append(row)
+            cost += new + copied / 4
         else:
             bins.append([row])
-            numbers = row.length, 1, row.length
-        distinct, leaves, longest = numbers
+            cost = 1.25 * row.length
     return bins
 
 

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, replace
 
 import msgspec
+import numpy as np
 
 from rl.config.build import build
 from rl.config.learned import Learned
@@ -23,7 +24,7 @@ from rl.rollouts.listening import listening
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
-from rl.runtime.failure import report_failure
+from rl.runtime.failure import RunFailed, report_failure
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
@@ -95,6 +96,7 @@ class RolloutService:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
+            self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
             await self._dispatcher.publish(call.version)
@@ -106,6 +108,15 @@ class RolloutService:
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"unknown call {call.what}")
+
+    def _check_first_version(self, version: int) -> None:
+        """Raise RunFailed if this process and rank 0 resumed from different checkpoints."""
+        if self._dispatcher.version.number < 0 and version != self._dispatcher.step:
+            raise RunFailed(
+                f"rank 0 resumed after step {version} and the rollouts process after step "
+                f"{self._dispatcher.step}, because the file system showed them different "
+                "checkpoints: resume again"
+            )
 
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
@@ -123,12 +134,14 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # A thread writes the file, so that writing delays neither planning nor running rollouts.
+        # Threads write the file and plan, because both take time for each token, and running
+        # rollouts must not wait.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )
         trainer = self._run.trainer
-        shares = plan_batch(
+        shares = await asyncio.to_thread(
+            plan_batch,
             groups,
             self._aggregation,
             per_turn=self._weighs_turns,
@@ -193,7 +206,9 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
     advantages = credit.advantages
     if credit.by_token:
         advantages = (sum(advantages) / max(len(advantages), 1),)  # the mean over the tokens
-    versions = [row.token_versions[row.completion_mask] for row in rollout.rows]
+    versions = np.concatenate(
+        [np.empty(0, np.int32), *(row.token_versions[row.completion_mask] for row in rollout.rows)]
+    )
     return {
         "group": group.index,
         "example": group.example.id,
@@ -208,9 +223,9 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "num_rows": len(rollout.rows),
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
-        "tokens": sum(len(v) for v in versions),
+        "tokens": len(versions),
         # Demonstrations have no policy version.
-        "versions": sorted({int(v) for row in versions for v in row if v >= 0}),
+        "versions": np.unique(versions[versions >= 0]).tolist(),
         "used": used and credit.trains,
         "error": rollout.error,
     }

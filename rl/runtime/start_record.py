@@ -10,7 +10,7 @@ import yaml
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import read_metrics, steps_done
-from rl.runtime.text import key_of, printable
+from rl.runtime.text import START_KEYS, key_of, printable
 
 _WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
 
@@ -33,7 +33,7 @@ def read_overrides(folder: RunFolder) -> list[str]:
 def resume_command(folder: RunFolder) -> str:
     """Return the command line that resumes the run from its last checkpoint."""
     record = read_record(folder)
-    kept = [item for item in read_overrides(folder) if key_of(item) not in {"run_name", "resume"}]
+    kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
     name = _quoted(str(record.get("run_name", folder.name)))
     command = record.get("command", ["python", "train.py"])
     line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])

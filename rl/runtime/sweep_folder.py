@@ -18,12 +18,11 @@ from typing import Any
 
 from rl.runtime.files import Inside, write_whole
 from rl.runtime.given_files import inside, load_json
-from rl.runtime.text import key_of
+from rl.runtime.text import START_KEYS, key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NOT_STARTED, DID_NOT_END = "not started", "did not end"
-_NOT_IDENTIFYING = {"run_name", "resume"}  # override keys that do not change the result of a job
 
 
 @dataclass
@@ -82,18 +81,32 @@ class SweepFolder:
 
     def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
         """Return the job with these overrides: its number and its record, created if missing."""
+        return self.claim_all([overrides], grown)[0]
+
+    def claim_all(
+        self, jobs: Sequence[Sequence[str]], grown: int = 0
+    ) -> list[tuple[int, JobRecord]]:
+        """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
         records = self.records()
-        for number, record in records.items():
-            if identity(record.overrides) == identity(overrides):
-                return number, record
-        record = JobRecord(list(overrides), grown=grown)
+        # If two processes have recorded the same job, the first record is the job's.
+        numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
+        for overrides in jobs:
+            if identity(overrides) not in numbers:
+                record = JobRecord(list(overrides), grown=grown)
+                number = self._create(record, max(records, default=-1) + 1)
+                numbers[identity(overrides)], records[number] = number, record
+        claimed = (numbers[identity(overrides)] for overrides in jobs)
+        return [(number, records[number]) for number in claimed]
+
+    def _create(self, record: JobRecord, first: int) -> int:
+        """Write a new record under the first free number from `first` on; return the number."""
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
-        for number in count(max(records, default=-1) + 1):
+        for number in count(first):
             with suppress(FileExistsError):  # another process has just used this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
-                return number, record
+                return number
         raise AssertionError("numbers do not end")
 
     def write(self, number: int, record: JobRecord) -> None:
@@ -112,8 +125,8 @@ def sweep_of_this_process() -> SweepFolder | None:
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that identify a job: all except run_name and resume, sorted."""
-    return tuple(sorted(item for item in overrides if key_of(item) not in _NOT_IDENTIFYING))
+    """Return the overrides that identify a job: all except those of START_KEYS, sorted."""
+    return tuple(sorted(item for item in overrides if key_of(item) not in START_KEYS))
 
 
 def labels(jobs: Sequence[Sequence[str]]) -> list[str]:

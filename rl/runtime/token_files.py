@@ -9,17 +9,20 @@
         version     [L] policy version that sampled the token; -1 where no policy did
         turns       [L] index of the assistant turn, from 0; -1 outside the mask
 
-    tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained
+    tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
         id, row     as above
+        update      index of the update of the batch, from 0 to updates_per_batch - 1
         pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
 rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
 was not trained: its group was rejected, its rollout was cut off, or no token of the step counted. A
-file has no column for a quantity that the run does not compute. A file is complete or absent. A
+file has no column for a quantity that the run does not compute. A file without the column `update`
+is from an older version, which recorded the first update only. A file is complete or absent. A
 resumed run that repeats a step replaces the files of that step.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,12 +44,13 @@ _RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column 
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """The lines of a token file, one per row of a rollout: M lines with N tokens in total."""
+    """The lines of a token file: M lines with N tokens in total."""
 
     ids: Sequence[str]  # [M]
     rows: Sequence[int]  # [M]
     lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
     columns: Mapping[str, NDArray[Any]]  # [N] each column; values of all lines, concatenated
+    updates: Sequence[int] | None = None  # [M] update of each line, in a trainer's file
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
@@ -62,15 +66,12 @@ def write_lines(path: Path, lines: Lines) -> bool:
         name: pa.ListArray.from_arrays(offsets, pa.array(column))
         for name, column in lines.columns.items()
     }
-    table = pa.table(
-        {
-            "id": pa.array(lines.ids, pa.string()),
-            "row": pa.array(lines.rows, pa.int32()),
-            **values,
-        }
-    )
+    keys = {"id": pa.array(lines.ids, pa.string()), "row": pa.array(lines.rows, pa.int32())}
+    if lines.updates is not None:
+        keys["update"] = pa.array(lines.updates, pa.int32())
+    table = pa.table({**keys, **values})
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
-    rest = ["id", "row", *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
+    rest = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
     # pyarrow's type annotations do not allow lists of column names.
     encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
@@ -93,10 +94,11 @@ def write_lines(path: Path, lines: Lines) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRow:
-    """One row of a rollout with all its recorded columns. L: number of tokens in the row."""
+    """One row of a rollout in one update of its batch, with all recorded columns. L: its tokens."""
 
     id: str
     row: int
+    update: int  # 0 if no trainer recorded the row
     sampled: dict[str, NDArray[Any]]  # [L] columns of the rollouts process
     trained: dict[str, NDArray[Any]]  # [L] columns of a trainer, NaN outside the mask; may be empty
 
@@ -107,31 +109,31 @@ class RecordedRow:
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, or only the rows of the rollout `id`.
+    """Return the recorded rows of a step, each once per update, or only those of the rollout `id`.
 
     Raises:
         ValueError: a trainer's line and the mask of its row have different numbers of tokens.
     """
     paths = run_folder.tokens.glob(run_folder.tokens_of(step, "trainer.rank*").name)
-    trained = {
-        (line.pop("id"), line.pop("row")): (path, line)
-        for path in sorted(paths)
-        for line in _lines(run_folder, path, id)
-    }
+    trained: dict[tuple[str, int], list[tuple[Path, int, dict[str, Any]]]] = defaultdict(list)
+    for path in sorted(paths):
+        for line in _lines(run_folder, path, id):
+            trained[line.pop("id"), line.pop("row")].append((path, line.pop("update", 0), line))
     rows = []
     for sampled in _lines(run_folder, run_folder.tokens_of(step, "rollouts"), id):
-        key = sampled.pop("id"), sampled.pop("row")
-        path, columns = trained.get(key, (None, {}))
-        mask, by_token = sampled["mask"], {}
-        for name, values in columns.items():
-            if len(values) != mask.sum():
-                raise ValueError(
-                    f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
-                    f"{key[0]}, which has {mask.sum()} sampled tokens: the files belong to two runs"
-                )
-            by_token[name] = np.full(len(mask), np.nan, np.float32)
-            by_token[name][mask] = values
-        rows.append(RecordedRow(*key, sampled, by_token))
+        key, mask = (sampled.pop("id"), sampled.pop("row")), sampled["mask"]
+        for path, update, columns in trained.get(key, [(None, 0, {})]):
+            by_token = {}
+            for name, values in columns.items():
+                if len(values) != mask.sum():
+                    raise ValueError(
+                        f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
+                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files belong to "
+                        "two runs"
+                    )
+                by_token[name] = np.full(len(mask), np.nan, np.float32)
+                by_token[name][mask] = values
+            rows.append(RecordedRow(*key, update, sampled, by_token))
     return rows
 
 
@@ -147,7 +149,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
         return []
     columns = {
         _RENAMED.get(name, name): table[name].to_pylist()
-        if name in ("id", "row")
+        if name in ("id", "row", "update")
         else [np.asarray(values.values) for values in table[name]]
         for name in map(str, table.column_names)
     }

@@ -27,9 +27,9 @@ def rewarded(
 
 
 def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the reward of a rollout; None if a reward with a weight is NaN or infinite.
+    """Return the sum of weight times reward; None if a reward with a weight is NaN or infinite.
 
-    Rewards without a weight, or with weight 0, are only logged and may be any number.
+    Rewards without a weight, or with weight 0, are only logged and may be NaN.
     """
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}
     total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
@@ -37,7 +37,7 @@ def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | Non
 
 
 def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `score` does not return a reward that has a weight."""
+    """Raise ValueError if `reward_weights` contains a name that `score` did not return."""
     weighted = [name for name, weight in env.reward_weights.items() if weight]
     missing = [name for name in weighted if name not in rewards]
     if not missing:
@@ -46,6 +46,6 @@ def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ValueError(
         f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
-        f"which its score does not return: {hint}It returns {', '.join(map(repr, rewards))}. Where "
-        "a reward does not apply to an example, score it as 0.0"
+        f"but its score() returned only {', '.join(map(repr, rewards))}: {hint}Correct the name in "
+        "reward_weights, or let score() return 0.0 where a reward does not apply to an example"
     )

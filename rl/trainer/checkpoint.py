@@ -17,10 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from rl.learner.learner import Learner
+from rl.learner.ranks import Ranks
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
+from rl.runtime.lock import FULL
+
+# Words of torch's and safetensors' errors if a file cannot be written completely.
+_SIGNS_OF_FULL_DISK = (
+    "inline_container",
+    "PytorchStreamWriter",
+    *(f"os error {number}" for number in FULL),
+)
 
 
 def save_checkpoint(
@@ -44,12 +54,12 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     dist.barrier()  # no rank writes before rank 0 has emptied the folder
-    with _reporting_full_disk(temporary, step, run_folder):
+    with _reporting_failure(temporary, step, run_folder):
         learner.save(temporary)
         learner.policy.export(run_folder.export_of(temporary), model)
     dist.barrier()  # every rank has written its files
     if first:
-        with _reporting_full_disk(temporary, step, run_folder):  # fsync can fail on a full disk
+        with _reporting_failure(temporary, step, run_folder):  # fsync can fail on a full disk
             state = {"step": step, "rollouts": rollouts}
             run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
@@ -61,20 +71,45 @@ def save_checkpoint(
     return final
 
 
+def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
+    """Return the number of steps in the checkpoint that rank 0 chooses; 0: none. Collective.
+
+    A shared file system may show the newest checkpoint to some hosts only.
+    """
+    return int(ranks.from_first(str(run_folder.num_saved_steps())))
+
+
 @contextmanager
-def _reporting_full_disk(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
+def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
     """Turn a write error in the block into RunFailed, and delete the incomplete checkpoint."""
     try:
         yield
     except RunFailed:
         raise
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+    except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
+        is_full = _is_of_full_disk(error)
+        if isinstance(error, RuntimeError) and not is_full:
+            raise  # an error of the model or of a collective, which needs its traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
+        room = (
+            f"without it {free:,.0f} MiB are free at {run_folder.path}. Free space, then use"
+            if is_full
+            else "earlier checkpoints are unchanged. Remove the cause, then use"
+        )
         raise RunFailed(
-            f"the checkpoint of step {step} could not be written ({error}); without it "
-            f"{free:,.0f} MiB are free at {run_folder.path}. Free space, then use resume=true"
+            f"the checkpoint of step {step} could not be written ({error}); {room} resume=true"
         ) from error
+
+
+def _is_of_full_disk(error: Exception) -> bool:
+    """Return whether an error says that the disk or the quota is full.
+
+    torch and safetensors write files by themselves and raise no OSError.
+    """
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
 
 
 def publish(temporary: Path, final: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import finite
+from rl.runtime.metrics import finite, read_metrics
 
 _LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
@@ -104,6 +104,9 @@ class WandbLogger(Logger):
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Start the wandb run of this run folder, or resume it.
 
+        wandb neither removes nor replaces logged steps. So a run that lost steps at a resume gets a
+        new wandb run, in which the kept steps are logged again.
+
         Without a key or a connection the logger writes to the folder, so that nothing is lost.
         """
         if self.mode == "disabled":
@@ -116,6 +119,9 @@ class WandbLogger(Logger):
             later = folder / "wandb" / "offline-run-*"
             log.warning("wandb is offline (%s). Send the run later: wandb sync %s", problem, later)
             mode = "offline"
+        if _has_lost_steps(self._folder):
+            self._folder.wandb_id.unlink()
+        is_new = not self._folder.wandb_id.exists()
         self._run = wandb.init(
             project=self.project, entity=self.entity, mode=mode, dir=folder, name=run_name,
             id=wandb_id(folder, run_name), resume="allow", config=dict(config),
@@ -124,6 +130,8 @@ class WandbLogger(Logger):
                 init_timeout=WANDB_TIMEOUT_S, finish_timeout=WANDB_TIMEOUT_S,
             ),
         )  # fmt: skip
+        for row in read_metrics(self._folder) if is_new else ():
+            self.log(row.pop("step"), {name: v for name, v in row.items() if name != "time"})
 
     @never_fails
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -161,8 +169,15 @@ def _login_problem() -> str:
     return "" if known else "no key; run `wandb login` or set WANDB_API_KEY"
 
 
+def _has_lost_steps(run_folder: RunFolder) -> bool:
+    """Return whether steps that this run's wandb run contains were dropped at a resume."""
+    dropped, known = run_folder.dropped_metrics, run_folder.wandb_id
+    was_written = dropped.exists() and known.exists()
+    return was_written and dropped.stat().st_mtime_ns > known.stat().st_mtime_ns
+
+
 def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb, which is created at the first start and stored in its folder.
+    """Return the run's id at wandb, which is created if the run's folder has none.
 
     The id has a random suffix, because runs in other folders or on other machines may have the same
     name.

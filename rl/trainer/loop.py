@@ -26,7 +26,7 @@ from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
 from rl.runtime.stop_when import StopWhen
-from rl.trainer.checkpoint import save_checkpoint
+from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.profiler import started_profiler
 from rl.trainer.rollouts_link import RolloutsLink
@@ -38,6 +38,8 @@ from rl.wire import NoMoreBatches
 
 class TrainingRun:
     """The training loop of one trainer rank, and the objects that it uses."""
+
+    num_saved = 0  # number of steps in the newest checkpoint of this process
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
@@ -57,11 +59,10 @@ class TrainingRun:
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
-        resumed = self.run_folder.resumed()
-        if resumed:
-            self.status.set(f"loading {resumed.folder.name}")
-            self.learner.load(resumed.folder)
-        self.start = resumed.step if resumed else 0
+        self.start = num_resumed_steps(run_folder, self.ranks)
+        if self.start:
+            self.status.set(f"loading {self._checkpoint_name(self.start)}")
+            self.learner.load(run_folder.checkpoint(self.start))
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.num_nonfinite = 0
@@ -117,11 +118,12 @@ class TrainingRun:
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
-            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
             if self.metrics:
                 # A resumed run repeats the steps after its checkpoint, so remove their lines.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
+            # The logger starts after that, because it may read the steps that remain.
+            self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
             self.delivery.begin(self.start)
@@ -180,6 +182,7 @@ class TrainingRun:
             model=self.run_folder.model(),
             keep=self.settings.keep_checkpoints,
         )
+        self.num_saved = step
 
     def _checkpoint_name(self, num_steps: int) -> str:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
@@ -190,7 +193,8 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        if step > self.start and not self.run_folder.checkpoint(step).exists():
+        # Do not look for the folder, because a shared file system may not show it to every rank.
+        if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
         if not end.stopped:

@@ -9,7 +9,7 @@ later pushes replace the matrices in memory.
 """
 
 import json
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -95,7 +95,7 @@ class AdapterSender(Sender):
         """Return the memory file's path for a vLLM on this host, else the file's bytes."""
         if vllm.replica.address.path:  # a vLLM with a Unix socket runs on this host
             return {"path": self._file.path}
-        return {"content": b64encode(self._file.content).decode()}
+        return {"content": self._file.content}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Replace the matrices in vLLM's memory by the packed ones; set vLLM's policy version."""

@@ -58,17 +58,18 @@ class MismatchBound:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean exceeds `max_mismatch` at the first probe, or twice that later.
+            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or twice that
+                later.
         """
         mean = float(gap.mean())
         bound = self._max_mismatch * self._slack
-        if mean > bound:
+        if not mean <= bound:  # True for NaN, too
             later = ", doubled after the first probe" if self._slack > 1 else ""
             raise RunFailed(
                 f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
-                f"difference| {mean:.4f} > {bound:g} (sync.max_mismatch={self._max_mismatch:g}"
-                f"{later}). Every importance ratio would be wrong. Compare model.dtype, "
-                "attention and rope settings of both"
+                f"difference| {mean:.4f}, and at most {bound:g} is allowed "
+                f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
+                "be wrong. Compare model.dtype, attention and rope settings of both"
             )
         self._slack = _LATER_SLACK
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launching import begin, ended
+
 HERE = Path(__file__).parent
 REPO = HERE.parents[1]
 NEEDS = (REPO, HERE / "packages")
+README = (REPO / "README.md").read_text()
+SCRIPTED = "inference._target_=scripted_vllm.ScriptedVLLM sampler=sync sync.max_mismatch=1e9"
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -50,3 +54,20 @@ def _installed() -> bool:
     from importlib.util import find_spec
 
     return find_spec("verifiers") is not None
+
+
+@pytest.mark.server
+def test_the_readmes_command_trains_on_a_taskset(tmp_path):
+    library = REPO / ".venv" / "verifiers-v1"
+    if not library.exists():
+        pytest.skip(f"{library.name} is not installed for the tests: make verifiers")
+    (printed,) = [line for line in README.splitlines() if "train.py env=verifiers" in line]
+    command = printed.replace("python", sys.executable, 1).replace("owner/name", "letter-tasks")
+    command = command.replace("env.num_train=1000", "env.num_train=8")
+    short = f"{SCRIPTED} max_steps=1 batch_size=4 group_size=2 output_dir={tmp_path} run_name=r"
+    paths = os.pathsep.join(map(str, (library, *NEEDS, REPO / "tests" / "support")))
+    environment = {"PYTHONPATH": paths, "OFFBYONE_CACHE": str(tmp_path / "cache")}
+    result = ended(begin(f"{command.strip()} {short}", REPO, environment), tmp_path / "r")
+    assert result.status == 0, result.screen
+    assert result.metrics[0]["rollout/errors"] == 0
+    assert 0 <= result.metrics[0]["reward/letters"] <= 1

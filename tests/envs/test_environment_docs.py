@@ -29,11 +29,9 @@ def modules(monkeypatch):
 
 
 async def test_the_environments_of_the_documentation_play(modules):
-    assert set(modules) == {
-        *("envs.my_env", "envs.my_pages", "envs.my_shorter", "my_package", "my_order")
-    }
-    shout = modules["envs.my_shorter"].Shorter(num_train=2, reward_weights={"exact": 1.0})
-    pages = modules["envs.my_pages"].Pages()
+    assert set(modules) == {*("my_env", "my_pages", "my_shorter", "my_package", "my_order")}
+    shout = modules["my_shorter"].Shorter(num_train=2, reward_weights={"exact": 1.0})
+    pages = modules["my_pages"].Pages()
     for env in (shout, pages):
         assert isinstance(env, Environment)
         example = env.examples("train")[0]

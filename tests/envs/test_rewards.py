@@ -121,6 +121,11 @@ def test_the_form_of_an_answer(said, match):
     assert score(rewards.matches, said, pattern="<answer>.+</answer>") == match
 
 
+def test_a_pattern_that_needs_exponential_time_is_an_error():
+    with pytest.raises(ValueError, match=r"pattern=.* took more than"):
+        score(rewards.matches, "a" * 60 + "c", pattern="(.|..)*[xb]")
+
+
 def test_an_example_without_a_usable_answer_is_an_error():
     with pytest.raises(ValueError, match=r"example 4 has no info\['answer'\]"):
         score(rewards.exact_match, "x")

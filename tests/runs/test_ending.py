@@ -1,6 +1,7 @@
 """After every kind of end no process is left, and a few lines on the screen say the reason."""
 
 import os
+import pickle
 import signal
 from contextlib import contextmanager
 
@@ -8,6 +9,7 @@ import pytest
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
+from tests.support.hostile import Written
 from tests.support.launching import alive, below, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -66,7 +68,7 @@ def test_term_to_every_process_saves_a_checkpoint_and_prints_the_resume_command(
     assert not run_folder.private.path.exists()
 
 
-def test_two_ranks_stop_after_the_same_step(launcher):
+def test_two_ranks_stop_after_the_same_step_and_load_no_code_from_the_checkpoint(launcher):
     demonstrations = ["loss=sft", "sampler=demonstrations", "model.warm_start=null"]
     sizes = ["trainer.ranks=2", "max_steps=5000", "trainer.checkpoint_every=0"]
     process = launcher.start("two-ranks", *demonstrations, *sizes, warm=[])
@@ -84,6 +86,12 @@ def test_two_ranks_stop_after_the_same_step(launcher):
     resumed = run_folder.resumed()
     assert resumed is not None
     assert resumed.step == len(read_metrics(run_folder)) > 2
+    code_ran = launcher.output / "code ran"
+    for file in (resumed.folder / "deepspeed").iterdir():
+        file.write_bytes(pickle.dumps(Written(code_ran)))
+    result = launcher.run("two-ranks", *demonstrations, *sizes, "resume=true", warm=[])
+    assert (result.status, code_ran.exists()) == (1, False)
+    assert "is not loaded, because it is damaged or holds more than tensors" in result.screen
 
 
 @pytest.mark.parametrize("title", ["VLLM::EngineCor", "rl.rollouts", "rl.trainer"])

@@ -120,6 +120,8 @@ def test_a_run_trains_with_everything_of_the_folder(interrupted):
     assert {rollout["env"] for rollout in rollouts(interrupted, 0)} == {"lockers"}
     assert "order/mean_variance" in first  # the order
     assert second["train/grad_norm"] > 0
+    copied = interrupted.folder / "code" / "step_000000" / "my_lab" / "focal.py"
+    assert copied.read_text() == (interrupted.folder / "../../my_lab/focal.py").read_text()
     # The sampler ends every turn at its call, and the turns still make one row.
     messages = [m for rollout in rollouts(interrupted, 0) for m in rollout["messages"]]
     assert {len(m.get("tool_calls") or []) for m in messages} == {0, 1}

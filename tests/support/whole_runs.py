@@ -42,7 +42,8 @@ def every_token_has_a_version_that_may_be_trained(folder: RunFolder) -> dict[int
     ages = dict.fromkeys(range(oldest + 1), 0)
     for line in _trained(folder):
         num_tokens, gaps = 0, []
-        for row in read_rows(folder, line["step"]):
+        rows = read_rows(folder, line["step"])
+        for row in (row for row in rows if row.update == 0):
             mask = row.columns["mask"]
             versions = row.columns["version"][mask]
             for version in versions:

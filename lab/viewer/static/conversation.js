@@ -17,6 +17,8 @@ export function conversation() {
   let line = null,
     answer = null,
     table = null,
+    rows = [], // the token rows of the chosen update
+    updates = 1,
     spans = [],
     scales = {};
   cardOf(
@@ -43,12 +45,22 @@ export function conversation() {
   function redraw() {
     if (!line) return;
     spans = [];
+    updates = answer.rows.reduce((most, row) => Math.max(most, row.update + 1), 1);
+    rows = answer.rows.filter((row) => row.update === chosenUpdate() || !row.grad);
     const colour = COLOURS[Number(state.colour)] ?? COLOURS[0];
     drawBar(colour);
     drawLegend(colour, why(colour));
     body.className = `body colour-${colour.name}`;
     body.replaceChildren(...(state.raw ? rawRows() : turns(colour)));
     paint(colour);
+  }
+
+  function chosenUpdate() {
+    return Math.min(Number(state.update), updates - 1);
+  }
+
+  function nextUpdate() {
+    if (updates > 1) set({ update: String((chosenUpdate() + 1) % updates) });
   }
 
   function drawBar(colour) {
@@ -77,7 +89,15 @@ export function conversation() {
       h("kbd", {}, "t"),
       "raw tokens",
     );
-    bar.replaceChildren(h("div", { class: "segments" }, buttons), raw);
+    const update = h(
+      "button",
+      { class: "raw update", title: "next update of the batch (u)", onclick: nextUpdate },
+      h("kbd", {}, "u"),
+      `update ${chosenUpdate() + 1} of ${updates}`,
+    );
+    bar.replaceChildren(
+      ...[h("div", { class: "segments" }, buttons), updates > 1 && update, raw].filter(Boolean),
+    );
   }
 
   function drawLegend(colour, missing) {
@@ -98,9 +118,9 @@ export function conversation() {
 
   // Return why a colour, or the raw view, shows nothing for this rollout.
   function why(colour) {
-    if (answer.rows.length) {
+    if (rows.length) {
       const absent =
-        colour.reads && !answer.rows.some((row) => row[colour.reads]?.some((x) => x !== null));
+        colour.reads && !rows.some((row) => row[colour.reads]?.some((x) => x !== null));
       if (absent)
         return `no token here has ${article(colour.name)}: ${answer.why || "this run recorded none"}`;
       return answer.why && (colour.reads || state.raw) ? answer.why : "";
@@ -115,7 +135,7 @@ export function conversation() {
   function turns(colour) {
     const assistants = line.messages.filter((m) => m?.role === "assistant").length;
     let turn = line.turns - assistants; // examples in the prompt come before the first turn
-    const byTurn = answer.rows.length ? tokensByTurn(answer.rows) : null;
+    const byTurn = rows.length ? tokensByTurn(rows) : null;
     return line.messages.map((message) => {
       if (message?.role !== "assistant")
         return block(message?.role ?? "other", null, said(message));
@@ -201,7 +221,7 @@ export function conversation() {
   }
 
   function rawRows() {
-    return answer.rows.map((row) => {
+    return rows.map((row) => {
       const tokens = tokensOf(row);
       const sampled = tokens.filter((token) => token.sampled).length;
       const title = `row ${row.row} · ${plural(tokens.length, "token")}, ${number(sampled)} sampled`;
@@ -246,7 +266,7 @@ export function conversation() {
     body.replaceChildren(h("p", { class: "empty" }, sentence));
   }
 
-  return { element, show, redraw, fold, empty };
+  return { element, show, redraw, nextUpdate, fold, empty };
 }
 
 function article(name) {

@@ -7,6 +7,7 @@ const HELP = [
   ["J  K", "next, previous question"],
   ["[  ]", "previous, next step"],
   ["0 – 6", "colours: plain, advantage, ratio, entropy, version, mismatch, grad"],
+  ["u", "next update of the batch, with updates_per_batch above 1"],
   ["t", "raw tokens, as the server saw them"],
   ["g  v  r", "compare: group, versions, other runs"],
   ["f", "fold and unfold calls, answers, instructions"],

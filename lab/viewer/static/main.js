@@ -216,7 +216,7 @@ async function changed(names) {
   if (names.includes("open") || names.includes("run") || names.includes("source")) {
     await Promise.all([drawMiddle(), beside.show(run(), opened())]);
   } else {
-    if (names.includes("colour") || names.includes("raw")) middle.redraw();
+    if (["colour", "update", "raw"].some((name) => names.includes(name))) middle.redraw();
     if (names.includes("compare")) await beside.show(run(), opened());
   }
 }
@@ -264,6 +264,7 @@ keyboard({
   ...Object.fromEntries(
     [0, 1, 2, 3, 4, 5, 6].map((i) => [String(i), () => set({ colour: String(i) })]),
   ),
+  u: () => middle.nextUpdate(),
   t: () => set({ raw: state.raw ? "" : "1" }),
   g: () => set({ compare: "group" }),
   v: () => set({ compare: "versions" }),

@@ -7,6 +7,7 @@ const DEFAULTS = {
   source: "",
   open: "",
   colour: "0",
+  update: "0",
   compare: "group",
   raw: "",
   folded: "",

@@ -83,6 +83,14 @@ def test_a_long_answer_keeps_both_ends():
     assert left + 100 == sum(len(f"{i}\n") for i in range(100000)) + len("'end'\n")
 
 
+def test_lone_surrogates_in_an_answer_lose_no_variable():
+    box = make(max_output_chars=1000)
+    answer = asyncio.run(box.run("x = 7; print('\\ud800' * 1000, end='')"))
+    assert answer == "\\ud800" * 1000
+    assert asyncio.run(box.run("x")) == "7\n"
+    box.close()
+
+
 def test_processor_time_is_counted_call_by_call():
     box = make(cpu_seconds=1)
     burn = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
@@ -160,7 +168,7 @@ async def test_many_sandboxes_work_at_once_and_each_has_its_own_variables():
 
 async def test_a_sandbox_that_cannot_start_is_an_error_of_the_environment(monkeypatch):
     monkeypatch.setattr("envs.sandbox.sandbox.BOOT", "import sys; sys.exit({!r})")
-    with pytest.raises(RuntimeError, match="no sandbox for Python code on this machine"):
+    with pytest.raises(RuntimeError, match="this machine cannot start a sandbox"):
         await make().run("1")
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hydra import initialize_config_dir
 
-from lab.cli.hydra_errors import explain
+from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import command_of, options_first
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import CONF, REPO, composed
@@ -22,24 +22,24 @@ from tests.support.launching import train
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
+        (["loss=cispoo"], "loss=cispoo does not exist: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["loss=gprg"], "loss=gprg: no such choice: did you mean grpo? (loss has cispo, "),
         (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
         (["xyz=3"], "there is no key xyz (python train.py --help lists them all)"),
-        (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo: no such choice: did you mean"),
-        (["sync.strategy=disk"], "there is no key sync.strategy: renamed to sync"),
+        (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
+        (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
-        (["inference.args.max_num_batched_tokens=8"], "write +inference.args.max_num_batched_tok"),
-        (["gpus=8"], "gpus is not a key of the configuration yet: write +gpus=..."),
+        (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
+        (["gpus=8"], "gpus is not in the configuration yet: add it with +gpus=..."),
     ],
 )
 def test_a_name_that_hydra_does_not_know_is_explained(arguments: list[str], said: str) -> None:
     with pytest.raises(Exception) as caught, initialize_config_dir(str(CONF), version_base=None):  # noqa: PT011
         hydra.compose("train", arguments)
-    (problem,) = explain(caught.value, arguments, added=["gpus"]).problems
+    (problem,) = explain_hydra_error(caught.value, arguments, added=["gpus"]).problems
     assert said in problem
 
 
@@ -61,7 +61,7 @@ def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path
         (["batch_size=250"], "use batch_size=240 or 256"),
         (["resume=true"], "resume=true needs the name of the run: add run_name=<a folder in "),
         (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
-        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo: no such choice: did you mean gspo?"),
+        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo does not exist: did you mean gspo?"),
     ],
 )
 def test_a_mistake_is_reported_in_a_few_lines(
@@ -82,6 +82,20 @@ def test_a_key_of_the_users_own_choice_is_suggested(tmp_path: Path) -> None:
     own = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
     result = train(*own, "loss.gama=3", output_dir=tmp_path)
     assert result.stderr.endswith("there is no key loss.gama: did you mean loss.gamma?\n")
+
+
+def test_the_help_explains_each_key_of_the_chosen_groups(tmp_path: Path) -> None:
+    own = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
+    result = train(*own, "model=qwen3-0.6b", "--help", output_dir=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    shown = result.stdout
+    assert "\nmax_steps=150\n    Optimizer steps of the whole run.\n" in shown
+    assert "\nresume=false\n    true: resume run_name from its last complete checkpoint.\n" in shown
+    assert "\nloss.gamma=" in shown  # of the user's own choice
+    assert "\nmodel.max_tokens=512\n    Longest single turn in tokens.\n" in shown  # of model=hf
+    assert "\nsampler.max_tokens=${model.max_tokens}\n    Most tokens of a single turn.\n" in shown
+    explained = [line for line in shown.splitlines() if line.startswith("    ")]
+    assert len(explained) > 100
 
 
 PROGRAM = """
@@ -256,12 +270,16 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
         config = composed("loss=grpo", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
         config["optim"]["learning_rate"] = 0.5  # the YAML has changed since
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"format": 2, **config}))
+        copy = tmp_path / name / "code" / "step_000000" / "losses" / "ppo_clip.py"
+        copy.parent.mkdir(parents=True)
+        copy.write_text("the loss as it was\n")
     again = ["--multirun", "loss=grpo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
     result = train(*again, output_dir=tmp_path)
     assert result.returncode == 2
     assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
     assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
     assert "the configuration differs from" in result.stderr
+    assert f"losses/ppo_clip.py changed since {tmp_path}/begun-0 was trained" in result.stderr
     assert not sweep.info.exists()
 
 

@@ -38,7 +38,7 @@ def test_long_names_are_cut_in_the_middle_and_stay_different():
     assert all(len(name) <= 44 for name in names)
     assert len(set(names)) == 3
     assert names[0].startswith("prompts/long")
-    assert [arm.choices for arm in arms] == [(("system_prompt", path),) for path in paths]
+    assert [arm.choices for arm in arms] == [{"system_prompt": path} for path in paths]
 
 
 def test_a_setting_that_a_later_commit_added_makes_no_new_arm():

@@ -28,7 +28,7 @@ def test_the_same_runs_cannot_be_told_from_the_stored_ones(main, tmp_path):
     assert main([str(tmp_path / "before")]) == 0
     _, today = result(tmp_path / "before")
     assert (today["decision"], today["scored_seeds"]) == ("cannot tell", 5)
-    assert today["difference"]["value"] == pytest.approx(0, abs=1e-4)  # stored with four digits
+    assert today["difference"]["value"] == pytest.approx(0, abs=1e-4)
     assert "Does today" in (tmp_path / "before" / "baseline.html").read_text()
 
 
@@ -75,3 +75,21 @@ def test_the_shipped_baseline_can_be_read():
     runs = baseline.read_stored(baseline.STORED_AT)
     assert [max(run.evaluations) for run in runs] == [150] * 5
     assert [len(run.questions) for run in runs] == [64] * 5
+
+
+def test_a_run_of_today_that_failed_and_unscored_rollouts_that_were_stored_are_counted(
+    main, tmp_path, capsys
+):
+    *_, last = made_arm(tmp_path / "now", "code=a")
+    lines = RunFolder(last).metrics.read_text().splitlines(keepends=True)
+    RunFolder(last).metrics.write_text("".join(lines[:12]))
+    RunFolder(last).evaluation_of(20).unlink()
+    assert main([str(tmp_path / "now")]) == 0
+    assert "Ended early: today 1 of 5 runs." in capsys.readouterr().out
+    evaluation = RunFolder(made_arm(tmp_path / "now", "code=a")[0]).evaluation_of(20)
+    evaluation.write_text(
+        evaluation.read_text().replace('"reward": 0.', '"reward": null, "was": 0.', 1)
+    )
+    assert main([str(tmp_path / "now"), "store"]) == 0
+    assert main([str(tmp_path / "before")]) == 0
+    assert "left out: stored 1 of 160" in capsys.readouterr().out.replace("\n", " ")

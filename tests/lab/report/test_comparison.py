@@ -122,6 +122,26 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     assert any("Compared on the 12 questions" in note for note in comparison.notes)
 
 
+def test_runs_of_one_arm_with_different_code_are_named(three_arms):
+    runs = three_arms[0].runs
+    same = {"losses/a.py": ("1",), "losses/b.py": ("1",)}
+    edited = {"losses/a.py": ("2",), "mine.py": ("1",)}  # b.py is unknown: another dry call
+    codes = [same, same, edited, edited, edited]
+    three_arms[0] = replace(
+        three_arms[0],
+        runs=tuple(replace(one, code=code) for one, code in zip(runs, codes, strict=True)),
+    )
+    others = tuple(replace(one, code={"c.py": ("1", "2")}) for one in three_arms[1].runs)
+    three_arms[1] = replace(three_arms[1], runs=others)  # resumed with other code
+    notes = [note for note in compare(three_arms).notes if "different versions" in note]
+    assert notes == [
+        "The runs of grpo used different versions of losses/a.py: compare the copies in code/ of "
+        "their folders.",
+        "The runs of cispo used different versions of c.py: compare the copies in code/ of their "
+        "folders.",
+    ]
+
+
 def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
     bare = [run(name=f"bare-{number}") for number in range(2)]
     stopped = [run(name=f"s-{step}", cause=f"stopped after step {step}") for step in (5, 6, 7)]

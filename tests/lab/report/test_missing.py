@@ -7,6 +7,7 @@ from math import inf, isnan
 import numpy as np
 import pytest
 
+from benchmarks import verdicts
 from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.conclusion import basis, conclusion, ended_early, headline, what_is_visible
@@ -162,6 +163,15 @@ def test_runs_that_ended_early_count_by_their_last_training_reward():
         assert ended_early(comparison) == "Ended early: cispo 1 of 4 runs."
 
 
+def test_examples_that_were_chosen_by_rewards_are_named_beside_training_rewards():
+    arms = [arm(name, rewards=(0.5, 0.51, 0.52)) for name in ("grpo", "cispo")]
+    chosen = [
+        Arm(a.name, a.name, tuple(replace(r, selects_examples=True) for r in a.runs)) for a in arms
+    ]
+    texts = [" ".join(compare(of_kind).notes) for of_kind in (arms, chosen)]
+    assert ["chose examples by earlier rewards" in text for text in texts] == [False, True]
+
+
 def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     cispo = arm("cispo", scores(2, 0.2))
     causes = {"waits": NOT_STARTED, "goes": "still going: step 2 of 9", "repeated": "vLLM is gone"}
@@ -170,6 +180,7 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     comparison = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, *more))])
     assert ended_early(comparison) == ""
     assert result(comparison, "cispo").decision == "better"
+    assert comparison.notes[0].startswith("2 runs wait or still run: the p-values hold only when")
 
 
 def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
@@ -262,3 +273,9 @@ def test_many_arms_are_counted_and_the_best_is_named():
     longest = [replace(one, name=f"{'x' * 40}{i}") for i, one in enumerate(arms)]
     assert headline(compare(longest)).startswith("3 of 5 arms beat the baseline, best xxx")
     assert max(len(headline(compare(several))) for several in (arms, longest)) <= 120
+
+
+@pytest.mark.parametrize("case", verdicts.CASES)
+def test_few_simulated_sweeps_of_equal_arms_name_an_arm(case):
+    """The benchmark measures the rates; this only shows that it runs."""
+    assert sum(verdicts.judged(case, number)[0] for number in range(4)) <= 1

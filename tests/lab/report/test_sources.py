@@ -87,3 +87,15 @@ def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
     assert [arm.name for arm in arms] == ["cispo", "grpo"]
     differing = set(arms[0].runs[0].config) - {"choice"}
     assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
+
+
+def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
+    folders = [
+        made_run(tmp_path / str(grown), seed=grown, learned={"selects_examples": bool(grown)})
+        for grown in (0, 1)
+    ]
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    record = json.loads((sweep / "jobs" / "00001.json").read_text())
+    (sweep / "jobs" / "00001.json").write_text(json.dumps({**record, "grown": 1}))
+    assert [(run.grown, run.selects_examples) for run in read(sweep)] == [(0, False), (1, True)]
+    assert arms_of(read(sweep))[0].num_looks == 2

@@ -63,7 +63,7 @@ def test_a_record_that_cannot_be_read_is_left_out(sweep):
 
 
 def test_a_job_is_identified_without_the_folder_of_its_run():
-    one = ["seed=1", "loss=a", "run_name=x", "+resume=true"]
+    one = ["seed=1", "loss=a", "run_name=x", "+resume=true", "accept_changed_code=true"]
     assert identity(one) == identity(["loss=a", "seed=1"]) != identity(["loss=a", "seed=2"])
     assert labels([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert labels([["a=1"]]) == ["a=1"]

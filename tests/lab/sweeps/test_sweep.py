@@ -77,6 +77,23 @@ def test_a_job_is_identified_by_its_overrides_not_by_its_number(app):
     assert len(set(names)) == 6, names
 
 
+def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(tmp_path):
+    reads = []
+
+    class Counted(SweepFolder):
+        def records(self):
+            reads.append(1)
+            return super().records()
+
+    sweep = Counted(tmp_path)
+    old = [[f"seed={seed}"] for seed in range(3)]
+    assert job_numbers(sweep, old) == [0, 1, 2]
+    new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
+    assert job_numbers(sweep, new) == [3, 1, 4, 3]
+    assert len(reads) == 2 * 2
+    assert list(sweep.records()) == [0, 1, 2, 3, 4]
+
+
 def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
     app.run(*JOBS)
     what_ran(app)
@@ -106,6 +123,7 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
         ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
         ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
         ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
+        ("python train.py accept_changed_code=true -m", "python train.py -m hydra.sweep.dir=x"),
         ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
         (
             "python train.py --config-dir=sweeps --config-name losses",

@@ -20,7 +20,7 @@ from lab.viewer.index import RunIndex
 from lab.viewer.server import application
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
-from tests.support.viewed_run import HOSTILE, add_step, copy_run
+from tests.support.viewed_run import HOSTILE, add_step, add_update, copy_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the viewer's page needs playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -190,6 +190,23 @@ def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_special_tokens(
         expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
         page.locator(".token.given").first.hover()
         expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
+
+
+def test_a_key_shows_the_numbers_of_the_next_update_of_the_batch(browser, tmp_path):
+    add_update(copy_run(tmp_path / "twice", steps=1))
+    with (
+        serving(tmp_path / "twice") as address,
+        looking(browser, f"{address}#open=training.0.1.0&colour=2") as page,
+    ):
+        expect(page.locator(".update")).to_have_text("uupdate 1 of 2")
+        token = page.locator(".token[style]").first
+        before, tokens = token.get_attribute("style"), page.locator(".body .token").count()
+        page.keyboard.press("u")
+        expect(page.locator(".update")).to_have_text("uupdate 2 of 2")
+        assert page.locator(".body .token").count() == tokens
+        assert page.locator(".token[style]").first.get_attribute("style") != before
+        page.keyboard.press("u")
+        expect(page.locator(".update")).to_have_text("uupdate 1 of 2")
 
 
 def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):

@@ -8,6 +8,8 @@ import pytest
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run
+from rl.runtime.folder import RunFolder
+from rl.runtime.user_code import copy_code
 from tests.support.composing import REPO, Changes, changed, chosen, only_problem
 
 
@@ -117,6 +119,24 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str
     assert "already holds a run" in only_problem(config)
 
 
+def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, mine = Folder(config), tmp_path / "mine.py"
+    monkeypatch.chdir(tmp_path)
+    mine.write_text("before\n")
+    copy_code(RunFolder(folder.path), [str(mine)])
+    again = changed(config, {"resume": True})
+    check(again)
+    mine.write_text("after\n")
+    assert only_problem(again) == (
+        f"mine.py changed since {folder.path} was trained (copies: {folder.path}/code): restore "
+        "the copies, start a new run, or continue with the changed code by "
+        "accept_changed_code=true"
+    )
+    check(changed(again, {"accept_changed_code": True}))
+
+
 def test_resuming_needs_a_run(config: dict[str, Any]) -> None:
     problem = only_problem(changed(config, {"resume": True}))
     assert "here holds no run: give run_name=<a folder in " in problem
@@ -162,6 +182,12 @@ def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[
     assert problem.startswith(
         f'run_name="{name}" is not a valid name of a folder below output_dir='
     )
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\ud800"])
+def test_a_name_with_control_characters_is_refused(name: str, config: dict[str, Any]) -> None:
+    problem = only_problem(changed(config, {"run_name": name}))
+    assert problem.startswith(f"run_name={name!r} contains control characters")
 
 
 @pytest.mark.parametrize(

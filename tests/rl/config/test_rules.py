@@ -132,6 +132,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
     ),
     "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is set by output_dir"),
+    "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
 }
 
 ALLOWED: dict[str, Changes] = {
@@ -286,6 +287,8 @@ def test_shipped_files_are_found_from_every_folder(
         ("url", "https://me:hunter2@host/v1", "holds a password"),
         ("url", "http://:hunter2@host", "holds a password"),
         ("url", "HTTPS://hunter2@host:8000/v1", "holds a password"),
+        ("url", "https://host/v1?a=b&api_key=hunter2", "holds a key (...?key=value), which"),
+        ("base_url", "http://host?access-token=hunter2", "holds a key (...?key=value), which"),
         ("api_key_variable", "sk-hunter2", "is not the name of an environment variable"),
         ("api_key_variable", "AKIAhunter2EXAMPLE", "is not the name of an environment variable"),
         ("api_key_variable", "hf_hunter2", "is not the name of an environment variable"),
@@ -300,5 +303,5 @@ def test_a_secret_is_refused_and_not_repeated(key: str, value: str, said: str) -
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "mykey", None])
 def test_a_name_of_a_variable_is_allowed_if_it_looks_like_one_or_is_set(name, monkeypatch):
     monkeypatch.setenv("mykey", "x")
-    urls = {"url": "http://host:8000/v1", "text": "mail me@host: now", "n": 3}
+    urls = {"url": "http://host:8000/v1?version=1", "text": "mail me@host: now", "n": 3}
     assert list(secret_problems({"client": {"api_key_variable": name, **urls}})) == []

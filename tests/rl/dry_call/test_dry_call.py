@@ -438,7 +438,7 @@ def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, 
 
 SAMPLERS = """
 import rl.sampling.demonstrations as demonstrations
-class Proverbs(demonstrations.Imitator): ...
+class Proverbs(demonstrations.ImitationSampler): ...
 class Remote: ...
 """
 
@@ -477,6 +477,11 @@ def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(
     assert starts({**config, "group_size": 8})
     next(cache.iterdir()).write_text("{")
     list(map(Path.unlink, list(cache.iterdir())[1:]))
+    assert starts(config)
+    kept = _cache_file(_inputs(config))
+    of_another_version = json.loads(kept.read_text())
+    of_another_version["learned"]["loss_is_new"] = True
+    kept.write_text(json.dumps(of_another_version))
     assert starts(config)
 
 

@@ -1,22 +1,11 @@
 """A checkpoint of another person: its tensors are loaded, and no code in it runs."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from tests.support.hostile import Written
 from tests.support.policy_setup import all_same
 from tests.support.ranks import on_ranks, per_world
-
-
-class Written:
-    """An object whose pickle creates a file when it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> object:
-        return Path.touch, (self.path,)
 
 
 @per_world("mode", {1: ("zero0", "zero1", "zero3")})

@@ -1,8 +1,10 @@
 """LoRA under every ZeRO stage, compared with plain torch and peft."""
 
+import re
 from pathlib import Path
 from shutil import copytree
 
+import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import save_file
@@ -31,6 +33,22 @@ def test_only_what_is_trained_is_optimized_and_saved(setup, dtype, mode, saved):
     for name, tensor in policy.weights().items():  # empty on all ranks but the first
         if "layernorm" in name or name.endswith("embed_tokens.weight"):
             assert torch.equal(tensor, base[name])
+
+
+@per_world("mode", {1: ["zero0", "zero2", "zero3"]})
+@on_ranks
+def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
+    setup = adapted(setup)
+    policy, folder = setup.policy("bfloat16", mode, setup.adamw()), setup.new_folder()
+    policy.save(folder)
+    (path,) = (folder / "deepspeed").glob("*model_states.pt")
+    state = torch.load(path, weights_only=False)
+    policy.load(folder)
+    name = next(iter(state["module"]))
+    del state["module"][name]
+    torch.save(state, path)
+    with pytest.raises(RuntimeError, match=re.escape(name)):
+        policy.load(folder)
 
 
 def optimized(policy):

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from pyarrow import parquet
 
 from losses.correction import tis_sequence
 from losses.forward_kl_topk import forward_kl_topk
@@ -23,6 +24,7 @@ from rl.learner.preparation import Preparation
 from rl.learner.reference.local import InitialPolicy
 from rl.learner.reference.protocol import ReferenceSetting
 from rl.runtime.folder import RunFolder
+from rl.trainer.trained_tokens import StepRecord
 from tests.support import tiny_policy as tiny
 from tests.support.composing import composed
 from tests.support.policy_setup import PlainSteps, all_same
@@ -215,7 +217,7 @@ def test_a_penalty_in_the_reward_counts_the_tokens_of_a_rollout_on_all_ranks(set
 
 @stages
 @on_ranks
-def test_observed_gradients_are_those_of_the_objective_at_the_first_of_two_updates(setup, mode):
+def test_observed_gradients_are_those_of_the_objective_at_each_of_two_updates(setup, mode):
     policy, _ = trained(setup, mode)
     kl = KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None)
     objective = SummedObjective(setup.loss, partial(tis_sequence, cap=1.05), kl, BONUS)
@@ -227,16 +229,41 @@ def test_observed_gradients_are_those_of_the_objective_at_the_first_of_two_updat
         batches=[tiny.filled(micro, old=True, dtype=torch.float32) for micro in micros],
         updates=2,
         beta=BETA,
-        observer=lambda number, numbers: seen.append((number, numbers)),
+        observer=lambda *observed: seen.append(observed),
     )
-    assert [number for number, _ in seen] == list(range(len(micros)))
-    for micro, (_, numbers) in zip(micros, seen, strict=True):
+    expected_calls = [(update, number) for update in range(2) for number in range(len(micros))]
+    assert [(update, number) for update, number, _ in seen] == expected_calls
+    for micro, (_, _, numbers) in zip(micros * 2, seen, strict=True):
         leaf = numbers["pi"].double().requires_grad_()
         whole = tiny.filled(micro, old=True)
         value, _ = objective(whole, leaf, numbers["entropy"].double(), BETA)
         (expected,) = torch.autograd.grad(value, leaf)
         error = (numbers["grad"] - expected).abs().max() if len(leaf) else 0.0
         assert error <= 1e-5 * float(expected.abs().sum())
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
+def test_the_clip_share_of_the_record_is_that_of_the_metric_over_four_updates(setup, how):
+    policy = setup.policy("float32", "zero0", setup.adamw(learning_rate=0.03))
+    batch, run_folder = setup.batch(setup.rows), RunFolder(setup.new_folder())
+    batch = replace(batch, record_ids=tuple(f"{i:06d}.0" for i in range(len(setup.rows))))
+    micros = [Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches]
+    olds = [replace(micro, old_logprobs=policy.score(micro)) for micro in micros]
+    clip = partial(ppo_clip, clip_low=0.01, clip_high=0.01, dual_clip=None)
+    record = StepRecord(batch)
+    stats = policy.update(batch, Objective(clip), batches=olds, updates=4, observer=record.observe)
+    record.write(run_folder, setup.ranks.rank)
+    torch.distributed.barrier()
+    tables = [parquet.read_table(path) for path in run_folder.tokens.iterdir()]
+    lines = [line for table in tables for line in table.to_pylist()]
+    shares = [
+        np.mean([x for line in lines if line["update"] == i for x in line["metric_clip_fraction"]])
+        for i in range(4)
+    ]
+    assert shares[0] == 0
+    assert shares[3] > 0.1
+    assert np.mean(shares) == pytest.approx(stats["train/clip_fraction"], abs=1e-6)
 
 
 def gap(setup, policy, reference):
@@ -319,3 +346,23 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     assert 0 < expected["train/kl_divergence"] < 0.04
     betas = [each["train/kl_beta"] for each in (*stats, found)]
     assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
+def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
+    run_folder = RunFolder(setup.new_folder())
+    run_folder.set_model(setup.sources["float32"])
+    fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
+    run = completed(composed(*fast, "adapter=lora", "adapter.dropout=0.5"))
+    one, other = (Learner(run, run_folder, setup.ranks) for _ in range(2))
+    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
+    one.update(first)  # the adapter starts at zero, where dropout has no effect
+    one.save(run_folder.path)
+    torch.distributed.barrier()
+    expected = one.update(second)
+    other.load(run_folder.path)
+    assert other.update(second) == expected
+    other.load(run_folder.path)
+    again = other.update(replace(second, step=2))  # the masks of another step
+    assert again["train/entropy"] != expected["train/entropy"]

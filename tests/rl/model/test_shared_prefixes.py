@@ -110,7 +110,7 @@ def test_each_distinct_beginning_is_packed_once(rows, token_ids, positions, num_
     packed = pack(*padded(rows))
     assert packed.token_ids.tolist() == token_ids
     assert packed.positions.tolist() == positions
-    assert sum(map(len, packed.leaves)) == num_leaves
+    assert sum(len(index) for index, _ in packed.leaves) == num_leaves
     assert packed.before.tolist() == before
 
 
@@ -123,38 +123,48 @@ some_rows = st.lists(
 )
 
 
-@given(some_rows)
+@given(some_rows, st.sampled_from([0, 300]))
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-def test_every_token_stands_in_its_leaf_behind_the_tokens_of_its_row(rows):
+def test_every_token_stands_in_a_leaf_behind_the_tokens_of_its_row(rows, length):
+    rows = [([7] * length + ids, {length + place for place in scored}) for ids, scored in rows]
     packed = pack(*padded(rows))
     needed = [ids[: max(scored, default=1)] for ids, scored in rows]
     assert len(packed.token_ids) == len({tuple(r[: i + 1]) for r in needed for i in range(len(r))})
-    flat = np.concatenate([leaf.flatten() for leaf in packed.leaves])
-    assert flat[packed.copies].tolist() == list(range(len(flat[packed.copies])))
-    starts = np.concatenate(
-        [np.repeat(np.arange(leaf.size)[:: leaf.shape[1]], leaf.shape[1]) for leaf in packed.leaves]
-    )
-    starts += np.repeat(
-        np.cumsum([0, *(leaf.size for leaf in packed.leaves[:-1])]),
-        [leaf.size for leaf in packed.leaves],
-    )
+    # What the attention sees at each place of the outputs: the tokens up to it in its leaf.
+    seen = [
+        row[: column + 1]
+        for index, first in packed.leaves
+        for row in index
+        for column in range(first, len(row))
+    ]
+    assert [seen[place][-1] for place in packed.copies] == list(range(len(packed.token_ids)))
     read = iter(packed.before)
     for ids, scored in rows:
         for place in sorted(scored):
-            copy_at = packed.copies[next(read)]
-            behind = flat[starts[copy_at] : copy_at + 1]  # what the attention sees
+            behind = seen[packed.copies[next(read)]]
             assert packed.token_ids[behind].tolist() == ids[:place]
             assert packed.positions[behind].tolist() == list(range(place))
     assert next(read, None) is None
 
 
-def test_leaves_of_similar_length_are_together():
+def test_leaves_of_similar_length_are_in_one_block():
     rows = [(np.full(n, n), [n - 1]) for n in (101, 11, 90, 81, 9, 70)]
-    assert [leaf.shape for leaf in pack(*padded(rows)).leaves] == [(3, 100), (1, 69), (2, 10)]
+    blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
+    assert blocks == [((3, 100), 0), ((1, 69), 0), ((2, 10), 0)]
 
 
-def forked(vocab, seed=0, count=14):
-    """Return padded rows with common prompts, several turns, equal rows and one without a turn."""
+def test_the_attention_of_a_long_common_beginning_is_computed_once():
+    rows = [([group] * 300 + [1 + i] * (9 + i), [305 + i]) for group in (8, 9) for i in range(3)]
+    rows.append(([5] * 400, [399]))
+    blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
+    assert blocks == [((1, 399), 0), *[((1, 300), 0), ((3, 307), 300)] * 2]
+
+
+def forked(vocab, seed=0, count=14, length=0):
+    """Return padded rows with common prompts, several turns, equal rows and one without a turn.
+
+    `length`: tokens at the beginning of all rows.
+    """
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(3, vocab, 9) for _ in range(2)]
     rows = []
@@ -162,7 +172,9 @@ def forked(vocab, seed=0, count=14):
         ids = np.concatenate([prompts[i % 2], rng.integers(3, 5, rng.integers(2, 14))])
         rows.append((ids, [9, *range(11, len(ids))] if i else []))
     rows.append(rows[-1])
-    return tuple(map(torch.tensor, padded(rows)))
+    token_ids, mask = map(torch.tensor, padded(rows))
+    common = torch.full((len(rows), length), 9)
+    return torch.cat([common, token_ids], 1), torch.cat([common < 0, mask], 1)
 
 
 def value_and_gradient(module, *inputs, **options):
@@ -189,10 +201,10 @@ def both_ways(model, make):
     return make(model), make(shared)
 
 
-@pytest.mark.parametrize("is_critic", [False, True])
-def test_value_and_gradient_are_those_of_plain_rows(tmp_path, is_critic):
+@pytest.mark.parametrize(("is_critic", "length"), [(False, 0), (False, 300), (True, 0)])
+def test_value_and_gradient_are_those_of_plain_rows(tmp_path, is_critic, length):
     model = tiny_policy.exact_model(tiny_policy.model_folder(tmp_path))
-    token_ids, mask = forked(200)
+    token_ids, mask = forked(200, length=length)
     candidates = torch.stack([token_ids[mask] + 1, token_ids[mask] + 9], -1)
 
     def make(model):
@@ -222,14 +234,15 @@ def test_the_model_sees_each_distinct_beginning_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "how"),
+    ("family", "how", "length"),
     [
-        *((family, "plain") for family in FAMILIES),
-        ("some layers with a window", "checkpointing"),
-        ("some layers with a window", "lora"),
+        *((family, "plain", 0) for family in FAMILIES),
+        ("some layers with a window", "plain", 260),
+        ("some layers with a window", "checkpointing", 0),
+        ("some layers with a window", "lora", 0),
     ],
 )
-def test_every_family_of_models_computes_what_plain_rows_compute(family, how):
+def test_every_family_of_models_computes_what_plain_rows_compute(family, how, length):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).train()
     use_float32_attention(model)
@@ -243,7 +256,7 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how):
         return PolicyModule(model, chunk=100)
 
     plain, shared = both_ways(model, make)
-    inputs = (*forked(50), 0.8)
+    inputs = (*forked(50, length=length), 0.8)
     (expected, _), wanted = value_and_gradient(plain, *inputs, entropies=True)
     (found, _), gradient = value_and_gradient(shared, *inputs, entropies=True)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
@@ -269,9 +282,7 @@ def test_a_window_that_is_left_out_would_be_seen():
 @pytest.mark.parametrize("length", [0, 520])  # 520: the kernel of bfloat16
 def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, length):
     model = load_model(tiny_policy.model_folder(tmp_path, "bfloat16"), torch.bfloat16, 0)
-    token_ids, mask = forked(200, count=8 if length else 40)
-    common = torch.full((len(token_ids), length), 9)
-    inputs = torch.cat([common, token_ids], 1), torch.cat([common < 0, mask], 1), 0.8
+    inputs = (*forked(200, count=8 if length else 40, length=length), 0.8)
 
     def make(model):
         module = PolicyModule(model, chunk=100)

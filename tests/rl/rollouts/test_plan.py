@@ -1,5 +1,6 @@
 """The split of a batch loses, repeats and reweights no row."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -46,13 +47,14 @@ def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
     ]
 
 
-def planned(lengths: list[int], ranks: int, idle: int = NEVER):
+def planned(lengths: list[int], ranks: int, idle: int = NEVER, *, shared: bool = False):
     return plan(
         weighted(lengths, idle),
         step=4,
         ranks=ranks,
         tokens_per_micro_batch=BUDGET,
         metrics={"a": 1.0},
+        shares_prefixes=shared,
     )
 
 
@@ -60,11 +62,11 @@ def tokens_of(batch) -> int:
     return sum(int((micro.token_ids > 0).sum()) for micro in batch.micro_batches)
 
 
-@given(lengths, st.integers(1, 5), idle)
+@given(lengths, st.integers(1, 5), idle, st.booleans())
 @splits
-def test_every_row_is_in_exactly_one_micro_batch(lengths, ranks, idle):
-    found = {}
-    for micro in (m for batch in planned(lengths, ranks, idle) for m in batch.micro_batches):
+def test_every_row_is_in_exactly_one_micro_batch(lengths, ranks, idle, shared):
+    found, batches = {}, planned(lengths, ranks, idle, shared=shared)
+    for micro in (m for batch in batches for m in batch.micro_batches):
         for i, first in enumerate(micro.token_ids[:, 0] - 1):
             if first < 0:  # the row of an empty micro-batch
                 continue
@@ -100,14 +102,17 @@ def test_the_ranks_get_equally_many_micro_batches_and_tokens(lengths, ranks, idl
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
-@given(lengths, st.integers(1, 5), idle)
+@given(lengths, st.integers(1, 5), idle, st.booleans())
 @splits
-def test_rows_without_advantage_are_in_the_last_micro_batches_of_every_rank(lengths, ranks, idle):
+def test_rows_without_advantage_are_in_the_last_micro_batches_of_every_rank(
+    lengths, ranks, idle, shared
+):
     """All ranks then skip the same backward passes."""
-    for same_place in zip(*(b.micro_batches for b in planned(lengths, ranks, idle)), strict=True):
+    batches = planned(lengths, ranks, idle, shared=shared)
+    for same_place in zip(*(batch.micro_batches for batch in batches), strict=True):
         rows = [micro.advantages[micro.rollout_ids >= 0].any(axis=1) for micro in same_place]
         assert len({bool(a) for a in np.concatenate(rows)}) <= 1
-    for batch in planned(lengths, ranks, idle):
+    for batch in batches:
         pulls = [
             bool(micro.advantages.any())
             for micro in batch.micro_batches
@@ -133,6 +138,49 @@ def test_a_rank_with_fewer_micro_batches_splits_its_own():
 
     assert [micro.token_ids.shape for micro in long.micro_batches] == [(1, 20), (2, 8)]
     assert [micro.token_ids.shape for micro in short.micro_batches] == [(2, 8), (2, 8)]
+
+
+def of_groups(ranks: int, budget: int, num_groups: int = 4, size: int = 5):
+    """Plan groups of rows with a prompt of 20 tokens and one answer token, in mixed order."""
+    numbers = [(g, i) for i in range(size) for g in range(num_groups)]
+    rows = [
+        replace(made, token_ids=np.array([9 - g, *range(20, 39), i + 1], np.int32))
+        for made, (g, i) in zip(weighted([21] * len(numbers)), numbers, strict=True)
+    ]
+    settings = {"step": 0, "metrics": {}, "shares_prefixes": True}
+    batches = plan(rows, ranks=ranks, tokens_per_micro_batch=budget, **settings)
+    return [[m.token_ids[:, 0].tolist() for m in batch.micro_batches] for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "budget", "expected"),
+    [
+        # A group has 25 distinct tokens, and copies of 105 tokens, which count a quarter.
+        (1, 1000, [[[6] * 5 + [7] * 5 + [8] * 5 + [9] * 5]]),
+        (1, 103, [[[6] * 5 + [7] * 5, [8] * 5 + [9] * 5]]),
+        (1, 52, [[[6] * 5, [7] * 5, [8] * 5, [9] * 5]]),
+        (2, 103, [[[6] * 5 + [7] * 5], [[8] * 5 + [9] * 5]]),
+        (4, 52, [[[6] * 5], [[7] * 5], [[8] * 5], [[9] * 5]]),
+    ],
+)
+def test_rows_with_equal_beginnings_stay_together(ranks, budget, expected):
+    assert of_groups(ranks, budget) == expected
+
+
+def test_a_group_that_is_too_large_is_cut():
+    assert of_groups(1, 40, num_groups=1) == [[[9] * 3, [9] * 2]]
+
+
+@given(lengths, st.integers(1, 5), idle)
+@splits
+def test_ranks_that_share_prefixes_get_equally_many_micro_batches_and_new_tokens(
+    lengths, ranks, idle
+):
+    batches = planned(lengths, ranks, idle, shared=True)
+    (count,) = {len(batch.micro_batches) for batch in batches}
+    assert count >= 1
+    loads = [tokens_of(batch) for batch in batches]  # the first tokens of all rows differ
+    assert max(loads) - min(loads) <= 2 * max(lengths, default=0)
 
 
 @pytest.mark.parametrize("lengths", [[5], []], ids=["one row", "no row at all"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive
+from rl.runtime.child import Child, Reaper, end_groups, group_alive, python_module
 from tests.support.families import Family, alive, wait_until
 
 REPO = Path(__file__).parents[3]
@@ -55,6 +55,24 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
             assert wait_until(lambda child=child: child.returncode is not None)
             assert child.returncode == 3
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
+
+
+def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):
+    reading, writing = os.pipe()
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    os.write(writing, b"42\n")
+    command, log = ["sh", "-c", "read line; echo read $line; echo err >&2"], tmp_path / "log"
+    try:
+        with Child("child", command, log=log, reaper=reaper, in_terminal=True) as child:
+            assert wait_until(lambda: child.returncode == 0)
+            assert child.group != os.getpgrp()
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (before, reading, writing):
+            os.close(descriptor)
+    assert capfd.readouterr() == ("read 42\n", "err\n")
+    assert log.read_text() == ""
 
 
 def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path):
@@ -160,3 +178,19 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
+
+
+@pytest.mark.parametrize("module", ["rl.rollouts", "rl.dry_call.learn"])
+def test_a_file_in_the_working_folder_replaces_no_library_in_a_child(module, tmp_path):
+    for library in ("queue", "rl", "envs", "msgspec", "asyncio", "pickle", "vllm"):
+        (tmp_path / f"{library}.py").write_text("raise SystemExit('replaced')")
+    done = subprocess.run(
+        python_module(module, str(tmp_path / "missing")),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "replaced" not in done.stderr
+    assert "config.yaml" in done.stderr or "EOFError" in done.stderr

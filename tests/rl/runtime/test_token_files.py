@@ -52,6 +52,29 @@ def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
     assert [r.columns["mask"].dtype for r in (first, third)] == [np.bool_] * 2
 
 
+def test_a_row_has_an_entry_for_each_update_of_its_batch(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0), ("000002.0", 0))
+    flat = {"grad": np.arange(6, dtype=np.float32)}
+    lines = Lines(["000002.0"] * 2, [0, 0], [3, 3], flat, updates=[0, 1])
+    write_lines(folder.tokens_of(7, "trainer.rank0"), lines)
+    rows = read_rows(folder, 7)
+    assert [(row.id, row.update, bool(row.trained)) for row in rows] == [
+        ("000001.0", 0, False),
+        ("000002.0", 0, True),
+        ("000002.0", 1, True),
+    ]
+    np.testing.assert_array_equal(rows[2].columns["grad"], [np.nan, 3, 4, np.nan, 5])
+
+
+def test_a_file_without_updates_is_read_as_the_first_update(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), grad=[7, 8, 9])  # as files of older runs
+    (row,) = read_rows(folder, 7)
+    assert (row.update, row.trained.keys()) == (0, {"grad"})
+
+
 def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
     folder = RunFolder(tmp_path)
     keys = [(f"{index:06d}.0", 0) for index in range(12)]
@@ -83,7 +106,7 @@ def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
     folder = RunFolder(tmp_path)
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
-    with pytest.raises(ValueError, match=r"rank0\.parquet has 2 values of grad .* of two runs"):
+    with pytest.raises(ValueError, match=r"rank0\.parquet has 2 values of grad .* to two runs"):
         read_rows(folder, 7)
 
 

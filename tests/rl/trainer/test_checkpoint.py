@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.trainer.checkpoint import publish, save_checkpoint
+from rl.trainer.checkpoint import num_resumed_steps, publish, save_checkpoint
 from tests.support.ranks import on_ranks, worlds
 
 
@@ -35,13 +36,13 @@ def test_the_newest_stay_and_one_that_fails_leaves_nothing(setup):
         return found
 
     def full(folder, source):
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
     assert run_folder.resumed() is None
     assert [save(step).name for step in (1, 2, 10)] == [f"step_{n:06}" for n in (1, 2, 10)]
     assert names() == ["step_000002", "step_000010"]
     failing = SimpleNamespace(ranks=policy.ranks, save=policy.save, export=full)
-    said = r"step 11 could not be written \(no space left on device\).*resume=true"
+    said = r"step 11 could not be written \(.*no space left on device\).*resume=true"
     with pytest.raises(RunFailed, match=said):
         save(11, learner_of(failing))
     assert names() == ["step_000002", "step_000010"]
@@ -52,6 +53,40 @@ def test_the_newest_stay_and_one_that_fails_leaves_nothing(setup):
     assert (found.step, found.rollouts) == (11, {"next": "again"})
     assert {"deepspeed", "hf", "state.json"} <= {path.name for path in found.folder.iterdir()}
     policy.load(run_folder.checkpoint(11))
+
+
+@worlds
+@on_ranks
+def test_all_ranks_resume_from_the_checkpoint_that_rank_0_sees(setup):
+    folder = setup.new_folder()
+    seen = RunFolder(folder / f"rank{setup.ranks.rank}")  # what a file system shows to this rank
+    for step in (3, 5) if setup.ranks.first else (3,):
+        seen.checkpoint(step).mkdir(parents=True)
+    assert num_resumed_steps(seen, setup.ranks) == 5
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "Free space"),
+        (SafetensorError("Error while serializing: I/O error: (os error 28)"), "Free space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Free space"),
+        (PermissionError(errno.EACCES, "Permission denied"), "are unchanged. Remove the cause"),
+        (RuntimeError("CUDA error: an illegal memory access"), None),
+    ],
+)
+def test_only_a_full_disk_asks_for_space(error, said, save, tmp_path, monkeypatch):
+    def fail(checkpoint):
+        raise error
+
+    monkeypatch.setattr(RunFolder, "state_of", staticmethod(fail))
+    with pytest.raises(RunFailed if said else RuntimeError) as raised:
+        save(3)
+    if said:
+        assert said in str(raised.value)
+    else:
+        assert raised.value is error
+    assert list(RunFolder(tmp_path).checkpoints.iterdir()) == []
 
 
 @pytest.fixture

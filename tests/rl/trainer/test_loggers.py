@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
 from rl.trainer.loggers import Loggers, WandbLogger, wandb_id
 from tests.support.wandb_files import records
 
@@ -122,6 +124,46 @@ def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "WandbLogger is turned off after an error: gone"
     ]
+
+
+class Service:
+    """The module wandb, which keeps the logged steps of each run by its id."""
+
+    Settings = dict
+
+    def __init__(self):
+        self.runs: dict[str, list[tuple[int, float]]] = {}
+
+    def init(self, *, id, **_):
+        steps = self.runs.setdefault(id, [])
+
+        def log(values, step):
+            if step > max([-1, *(number for number, _ in steps)]):  # others are ignored
+                steps.append((step, values["train/reward"]))
+
+        return SimpleNamespace(log=log, finish=lambda: None)
+
+
+def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", service := Service())
+    folder = RunFolder(tmp_path)
+
+    def start(first, *rewards):
+        metrics = MetricsFile(folder)
+        metrics.truncate_after(first - 1)
+        logger = WandbLogger(project="p", entity=None, mode="offline", **TABLES)
+        logger.start(folder.path, "run", {})
+        for step, reward in enumerate(rewards, first):
+            metrics.append(step, row := {"train/reward": reward})
+            logger.log(step, row)
+        metrics.close()
+
+    start(0, 0.1, 0.2, 0.3, 0.4)  # the last checkpoint is that after step 1
+    start(2, 0.5, 0.6)
+    start(4, 0.7)  # no step is lost
+    old, new = service.runs.values()
+    assert old == [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)]
+    assert new == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.6), (4, 0.7)]
 
 
 def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):

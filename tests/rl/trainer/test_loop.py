@@ -269,7 +269,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
     # The second push and publication are those of the first step.
     num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
     assert done == list(range(num_steps))
-    assert set(saved) == {num_steps} - {0}
+    assert saved == [num_steps] * (num_steps > 0)
 
 
 class WithoutServer(Rehearsal):

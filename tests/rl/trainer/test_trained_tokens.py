@@ -33,7 +33,7 @@ def record(folder, groups, recorded, ranks, more=lambda number, micro: {}):
     for rank, share in enumerate(shares(groups, recorded, ranks)):
         step = StepRecord(share)
         for number, micro in enumerate(share.micro_batches):
-            step.observe(number, tokens_of(micro, **more(number, micro)))
+            step.observe(0, number, tokens_of(micro, **more(number, micro)))
         step.write(folder, rank)
 
 

@@ -1,16 +1,22 @@
 """A push to one replica: the weights, the routes, and the refusals."""
 
+import tracemalloc
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
+from rl.inference.replica import Replica
+from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.loading import load_model
 from rl.model.lora import LoRA, adapter_weights, full_weights
 from rl.rollouts.plan import plan
 from rl.runtime.failure import RunFailed
+from rl.runtime.network import Address
 from rl.weights.pusher import WeightPusher
 from rl.weights.transport import open_reader
 from tests.support import tiny_policy
@@ -85,20 +91,48 @@ def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_
 
 
 def test_every_probe_is_bounded_and_the_first_of_a_run_has_the_tighter_bound(vllm, tmp_path):
-    with pytest.raises(RunFailed, match=r"version 1: mean .* 0.0625 > 0.05 \(sync.max_mismatch"):
+    with pytest.raises(RunFailed, match=r"version 1: .* 0.0625, and at most 0.05 is .*\(sync"):
         pusher("shm", vllm).probe(Scorer(0.0625), two_rows(), 1)
     fresh, resumed = pusher("shm", vllm), pusher("shm", vllm, resumed=True)
     fresh.probe(Scorer(0.03125), two_rows(), 1)
     for push in (fresh, resumed):
         assert push.probe(Scorer(0.0625), two_rows(), 2)["mismatch/mean_abs"] == 0.0625
-        with pytest.raises(RunFailed, match=r"version 3: mean .* 0.1250 > 0.1 .* doubled after"):
+        with pytest.raises(RunFailed, match=r"version 3: .* 0.1250, and at most 0.1 .* doubled"):
             push.probe(Scorer(0.125), two_rows(), 3)
+
+
+@pytest.mark.parametrize("gap", [float("nan"), float("inf")])
+def test_logprobs_that_are_not_finite_exceed_every_bound(gap, vllm, tmp_path):
+    with pytest.raises(RunFailed, match=f"version 1: mean .* {gap}, and at most 0.05 is allowed"):
+        pusher("shm", vllm).probe(Scorer(gap), two_rows(), 1)
 
 
 def test_a_batch_in_which_nothing_trains_is_not_compared(vllm, tmp_path):
     (share,) = plan([], step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
     for batch in (share.micro_batches[0], two_rows(np.zeros((2, 4)))):
         assert pusher("shm", vllm).probe(Scorer(9.0), batch, 1) == {}
+
+
+class Sink(httpx.BaseTransport):
+    """The network in the place of a vLLM: it keeps nothing that is sent."""
+
+    def handle_request(self, request):
+        stream: Any = request.stream
+        for _ in stream:
+            pass
+        return httpx.Response(200, json={})
+
+
+def test_an_adapter_in_a_request_is_never_copied_as_a_whole():
+    sender, size = opened("adapter"), 24 << 20
+    sender.pack({"m": torch.zeros(size // 4)})
+    vllm = VLLMRoutes(Replica("inference", Address(None, "there", 1)), timeout=9.0)
+    vllm._http = httpx.Client(transport=Sink(), base_url="http://there")
+    tracemalloc.start()
+    sender.send(vllm, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 4
 
 
 def test_vllm_loads_an_adapter_once_and_later_pushes_replace_it(vllm, tmp_path):

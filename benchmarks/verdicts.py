@@ -1,0 +1,178 @@
+"""Measure how often a report calls an arm better or worse although all arms are equal.
+
+    python -m benchmarks.verdicts [--sweeps 1000] [--only "worst runs ended early"]
+
+Each line is one kind of sweep. `called` is the share of simulated sweeps in which the report names
+the other arm better or worse; at most 0.05 is wanted. `without_care` is the share in which the
+interval and the p-value alone do: missing rollouts and runs are ignored, a repeated seed counts as
+another seed, and every look counts as the only one. Two equal arms answer 16 questions six times,
+and their seeds differ by 0.05. Every sweep goes through the code of report.py, from the rewards of
+the rollouts on; the seeds are fixed.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.report.arms import Arm
+from lab.report.comparison import compare
+from lab.report.evaluations import Evaluation, Question
+from lab.report.run import Run
+from lab.report.statistics import ERROR, UNCLEAR, looks_factor
+
+NUM_QUESTIONS, NUM_ROLLOUTS, SEED_SPREAD = 16, 6, 0.05
+NUM_DRAWS = 500  # a report has more, for more exact intervals
+LAST, EARLIER = 80, 60  # policy versions
+PROGRESS = 0.9  # a run's share of its final score at version EARLIER
+QUESTIONS = [Question("simulated", str(index), str(index)) for index in range(NUM_QUESTIONS)]
+Rewards: TypeAlias = NDArray[np.float64]  # rewards by question and rollout
+Sweep: TypeAlias = Iterator[list[Arm]]  # the arms at each look, the baseline first
+
+
+@dataclass
+class World:
+    """Equal arms: the probability that an answer is right depends on question and seed alone."""
+
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.difficulty = self.rng.uniform(0.2, 0.8, NUM_QUESTIONS)
+
+    def chances(self, num_seeds: int) -> Rewards:
+        """Return the probability of a right answer by seed and question."""
+        seeds = self.rng.normal(0, SEED_SPREAD, (num_seeds, 1))
+        return np.clip(self.difficulty + seeds, 0.01, 0.99)
+
+    def rewards(self, chances: Rewards) -> Rewards:
+        """Return 0 or 1 for each rollout, given the probabilities by seed and question."""
+        shape = (*chances.shape, NUM_ROLLOUTS)
+        return (self.rng.random(shape) < chances[..., None]).astype(float)
+
+    def arm(self, name: str, num_seeds: int) -> Arm:
+        """Return an arm whose runs all finished."""
+        rewards = self.rewards(self.chances(num_seeds))
+        return Arm(name, name, tuple(run_of(one, seed) for seed, one in enumerate(rewards)))
+
+
+def run_of(rewards: Rewards, seed: int, version: int = LAST, cause: str = "") -> Run:
+    """Return a run with these rewards, NaN for an unscored rollout."""
+    known = [[None if math.isnan(x) else x for x in of_question] for of_question in rewards]
+    evaluations = {version: Evaluation(dict(zip(QUESTIONS, known, strict=True)))}
+    return Run(name=f"s{seed}", seed=seed, cause=cause, num_steps=LAST, evaluations=evaluations)
+
+
+def whole(world: World) -> Sweep:
+    """Nothing is missing: five seeds."""
+    yield [world.arm("base", 5), world.arm("other", 5)]
+
+
+def unscored(reward: float) -> Callable[[World], Sweep]:
+    """One arm loses the score of half of its rollouts with this reward."""
+
+    def sweep(world: World) -> Sweep:
+        rewards = world.rewards(world.chances(5))
+        lost = (rewards == reward) & (world.rng.random(rewards.shape) < 0.5)
+        runs = (run_of(one, seed) for seed, one in enumerate(np.where(lost, np.nan, rewards)))
+        yield [world.arm("base", 5), Arm("other", "other", tuple(runs))]
+
+    return sweep
+
+
+def ended_early(
+    choose: Callable[[Rewards, np.random.Generator], Sequence[int]],
+) -> Callable[[World], Sweep]:
+    """Three of ten runs of one arm stop at an earlier evaluation. `choose` orders the runs."""
+
+    def sweep(world: World) -> Sweep:
+        chances = world.chances(10)
+        final, earlier = world.rewards(chances), world.rewards(PROGRESS * chances)
+        dead = set(choose(final.mean((1, 2)), world.rng)[:3])
+        runs = [
+            run_of(earlier[seed], seed, EARLIER, "it failed") if seed in dead else run_of(one, seed)
+            for seed, one in enumerate(final)
+        ]
+        yield [world.arm("base", 10), Arm("other", "other", tuple(runs))]
+
+    return sweep
+
+
+def repeated(world: World) -> Sweep:
+    """Every seed of both arms ran three times."""
+    arms = []
+    for name in ("base", "other"):
+        chances = world.chances(4)
+        runs = [
+            run_of(one, seed) for _ in range(3) for seed, one in enumerate(world.rewards(chances))
+        ]
+        arms.append(Arm(name, name, tuple(runs)))
+    yield arms
+
+
+def grown(world: World) -> Sweep:
+    """Three seeds, then one more after each look, up to fifteen, until a difference is found."""
+    arms = [world.arm(name, 15) for name in ("base", "other")]
+    for size in range(3, 16):
+        yield [
+            replace(arm, runs=tuple(replace(r, grown=max(r.seed - 2, 0)) for r in arm.runs[:size]))
+            for arm in arms
+        ]
+
+
+CASES: dict[str, Callable[[World], Sweep]] = {
+    "whole": whole,
+    "wrong answers unscored": unscored(0.0),
+    "right answers unscored": unscored(1.0),
+    "worst runs ended early": ended_early(lambda scores, _: np.argsort(scores).tolist()),
+    "best runs ended early": ended_early(lambda scores, _: np.argsort(-scores).tolist()),
+    "any runs ended early": ended_early(lambda scores, rng: rng.permutation(len(scores)).tolist()),
+    "seeds repeated": repeated,
+    "grown": grown,
+}
+
+
+def judged(case: str, number: int) -> tuple[bool, bool]:
+    """Simulate one sweep: is the other arm called better or worse, with and without care?"""
+    called = careless = False
+    world = World(np.random.default_rng([list(CASES).index(case), number]))
+    for arms in CASES[case](world):
+        (other,) = compare(arms, num_draws=NUM_DRAWS).others
+        called |= other.decision != UNCLEAR
+        if len(other.runs) > other.scored_seeds:
+            runs = [[replace(run, seed=None) for run in arm.runs] for arm in arms]
+            arms = [replace(arm, runs=tuple(own)) for arm, own in zip(arms, runs, strict=True)]
+            (other,) = compare(arms, num_draws=NUM_DRAWS).others
+        p_value = other.p_value / looks_factor(arms[1].num_looks)
+        careless |= p_value < ERROR and other.difference.excludes(0.0)
+        if called:
+            break
+    return called, careless
+
+
+def main() -> None:
+    """Print one JSON line for each kind of sweep."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=1000)
+    parser.add_argument("--only", choices=CASES)
+    parser.add_argument("--processes", type=int)
+    given = parser.parse_args()
+    with ProcessPoolExecutor(given.processes) as pool:
+        for case in [given.only] if given.only else CASES:
+            numbers = range(given.sweeps)
+            found = list(pool.map(judged, repeat(case), numbers, chunksize=25))
+            called, careless = np.mean(found, axis=0).tolist()
+            error = math.sqrt(called * (1 - called) / given.sweeps)
+            line = {"case": case, "sweeps": given.sweeps, "called": round(called, 4)}
+            line |= {"standard_error": round(error, 4), "without_care": round(careless, 4)}
+            print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

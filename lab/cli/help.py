@@ -1,0 +1,58 @@
+"""The keys in --help: each as an override with its value, and the comment above it in its YAML."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+_KEY = re.compile(r"( *)(\w+):")
+_INDENTED = TextWrapper(96, initial_indent="    ", subsequent_indent="    ")
+
+
+def explained_keys(*, _root_: DictConfig) -> str:
+    """Return the keys of a composed configuration with their explanations, for a help template."""
+    runtime, name = _root_.hydra.runtime, _root_.hydra.job.config_name
+    folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
+    notes = _notes(folders, name)
+    for group, choice in runtime.choices.items():
+        own = _notes(folders, f"{group}/{choice}") if "/" not in group else {}
+        notes |= {f"{group}.{key}": note for key, note in own.items()}
+    config = OmegaConf.to_container(_root_)
+    assert isinstance(config, dict)
+    del config["hydra"]
+    lines = []
+    for key, value in _values(config):
+        lines += [f"{key}={value}", *_INDENTED.wrap(notes.get(key, ""))]
+    return "\n".join(lines).replace("$", "$$")  # Hydra substitutes $NAME in the template
+
+
+def _values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each dotted key and its value as text, without `_target_`."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from _values(value, f"{path}{key}.")
+        elif key != "_target_":
+            is_word = value is None or isinstance(value, bool)
+            yield f"{path}{key}", json.dumps(value) if is_word else str(value)
+
+
+def _notes(folders: list[Path], name: str) -> dict[str, str]:
+    """Return the comment above each dotted key of a YAML file, also of the files it extends."""
+    path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
+    if path is None:
+        return {}
+    text, group = path.read_text(), name.rpartition("/")[0]
+    notes, above, parents = {}, [], []
+    for line in text.splitlines():
+        if found := _KEY.match(line):
+            parents = [*parents[: len(found[1]) // 2], found[2]]
+            notes |= {".".join(parents): " ".join(above)} if above else {}
+        above = [*above, line.lstrip("# ")] if line.lstrip().startswith("#") else []
+    origins = (yaml.safe_load(text) or {}).get("defaults", [])
+    inherited = [_notes(folders, f"{group}/{o}") for o in origins if isinstance(o, str) and group]
+    return {key: note for own in [*inherited, notes] for key, note in own.items()}

@@ -1,0 +1,74 @@
+"""The user's source files of a run: copies in the run folder, and which files have changed since.
+
+    <run>/code/step_000000/losses/cispo.py    at the start of the run
+    <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
+
+The copied files are those that the dry call imported (rl/dry_call), without libraries and without
+rl/, which the commit in overrides.yaml identifies. A name in the folder is relative to the working
+folder or to this checkout, so that a run can be resumed from another path.
+"""
+
+import filecmp
+import hashlib
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from envs.user_code import ROOT
+from rl.runtime.files import remove
+from rl.runtime.folder import RunFolder
+from rl.runtime.given_files import inside
+from rl.runtime.text import printable
+
+
+def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
+    """Copy the user's files into the run folder, unless its newest copies are equal to them."""
+    step = run_folder.num_saved_steps()
+    if step and run_folder.code.is_dir() and not changed_code(run_folder):
+        return
+    folder = run_folder.code / f"step_{step:06d}"
+    remove(folder if step else run_folder.code)
+    for file in (Path(file) for file in files):
+        if not file.is_relative_to(ROOT / "rl"):
+            copy = folder / _name(file)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+
+
+def changed_code(run_folder: RunFolder) -> list[str]:
+    """Return the names of the files that are gone or differ from the newest copies."""
+    newest = sorted(run_folder.code.glob("step_*"))[-1:]
+    copies = (copy for folder in newest for copy in _copies(folder))
+    return [printable(name) for name, copy in copies if _differs(name, copy)]
+
+
+def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
+    """Return the hash of each file's copy by name; several if the file changed during the run."""
+    versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
+    for folder in sorted(run_folder.code.glob("step_*")):
+        for name, copy in _copies(folder):
+            with copy.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if versions[name := printable(name)][-1:] != (digest,):
+                versions[name] += (digest,)
+    return dict(versions)
+
+
+def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
+    for copy in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # a folder, or no regular file in a stranger's run
+            yield str(copy.relative_to(folder)), inside(copy, folder)
+
+
+def _name(file: Path) -> Path:
+    bases = (ROOT, Path.cwd(), Path(file.anchor))
+    return next(file.relative_to(base) for base in bases if file.is_relative_to(base))
+
+
+def _differs(name: str, copy: Path) -> bool:
+    candidates = (Path(base, name) for base in (os.getcwd(), ROOT, "/"))
+    file = next((path for path in candidates if path.is_file()), None)
+    return file is None or not filecmp.cmp(file, copy, shallow=False)

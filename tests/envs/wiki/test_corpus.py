@@ -1,0 +1,28 @@
+"""Pages of the corpus."""
+
+import pytest
+
+from envs.wiki.corpus import INTRODUCTION, _sections_of
+
+
+@pytest.mark.parametrize(
+    ("line", "heading"),
+    [
+        ("# A title", "A title"),
+        ("######\tA # title ##", "A # title"),
+        ("## C#", "C"),
+        ("## ##", "##"),
+        ("## A ## ", "A ##"),
+        ("####### seven", INTRODUCTION),
+        ("#no space", INTRODUCTION),
+        ("#", INTRODUCTION),
+        # Hours with a pattern whose time is quadratic.
+        ("# a" + " " * 2_000_000 + "x", "a" + " " * 2_000_000 + "x"),
+        ("# " + "# " * 1_000_000 + "x", "# " * 1_000_000 + "x"),
+        ("#" + " " * 2_000_000, INTRODUCTION),
+    ],
+    ids=range(11),
+)
+def test_a_heading_ends_before_its_closing_marks(line, heading):
+    (found,) = _sections_of(f"{line}\ntext")
+    assert found[0] == heading
