@@ -66,8 +66,8 @@ MUTATIONS = (
     Mutation(
         "critic: unscored rollouts train",
         "rl/learner/critic.py",
-        "table.exists & scored,",
-        "table.exists,",
+        "table.exists & torch.tensor(batch.rewards).isfinite()[:, None]",
+        "table.exists",
         "tests/rl/learner/test_token_table.py",
     ),
     Mutation(
@@ -395,8 +395,8 @@ MUTATIONS = (
     Mutation(
         "credit: length is rewarded",
         "rl/rollouts/credit.py",
-        "reward=credit.reward - lost",
-        "reward=credit.reward + lost",
+        "reward=c.reward - penalty",
+        "reward=c.reward + penalty",
     ),
     Mutation(
         "plan: one rank gets all long rows",
