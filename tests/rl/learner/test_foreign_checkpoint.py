@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.hostile import Written
+from tests.support.unpickled import Written
 from tests.support.policy_setup import all_same
 from tests.support.ranks import on_ranks, per_world
 
