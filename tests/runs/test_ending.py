@@ -9,8 +9,8 @@ import pytest
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
-from tests.support.hostile import Written
 from tests.support.launching import alive, below, groups_below, stop, wait_for
+from tests.support.unpickled import Written
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tests.support.hostile import Written
 from tests.support.policy_setup import all_same
 from tests.support.ranks import on_ranks, per_world
+from tests.support.unpickled import Written
 
 
 @per_world("mode", {1: ("zero0", "zero1", "zero3")})
