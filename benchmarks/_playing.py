@@ -157,7 +157,7 @@ def play(
         episode = Episode(example, messages, turns=1, stop_reason=reason)
         rewards, _ = rewards_by_name(asyncio.run(env.score(episode)), episode.turns)
         rows = RowBuilder()
-        rows.turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
+        rows.add_turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
         total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
         rollouts.append(
             Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0, turn_limit=limit)

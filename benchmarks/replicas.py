@@ -33,7 +33,7 @@ from rl.dry_call.learn import completed
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
-from rl.inference.router import Group, Router
+from rl.inference.router import RequestGroup, Router
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_process
 from rl.model.tokenizer import load_renderer
@@ -83,7 +83,12 @@ class Recording(VLLMClient):
     bodies: list[dict[str, Any]]
 
     async def request(
-        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], group: Group, n: int = 0
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[bytes], T],
+        group: RequestGroup,
+        n: int = 0,
     ) -> T:
         """Send the request and keep its body."""
         self.bodies.append(body)

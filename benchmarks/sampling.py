@@ -79,7 +79,7 @@ async def play_rounds(
     )
     rounds = []
     async with build(run.client)().connect(setting) as chat:
-        opened = [await chat.open(list(e.messages), env.tool_specs) for e in examples]
+        opened = [await chat.first_prompt(list(e.messages), env.tool_specs) for e in examples]
         player = Player(sampler, env, chat)
         for _ in range(repeats + 1):  # the first round warms up
             began = time.perf_counter()

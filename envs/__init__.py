@@ -1,1 +1,1 @@
-"""Environments and their shared modules. No module here imports torch or the package `rl`."""
+"""Package of environments and their shared modules. It imports neither torch nor `rl`."""

@@ -26,7 +26,7 @@ Names = list[list[str]]  # [turns][new names]
 
 @dataclass(kw_only=True, eq=False)
 class AlphabetSort(Environment):
-    """The environment of sorted lists that grow from turn to turn."""
+    """The environment alphabet-sort. conf/env/alphabet-sort.yaml explains the options."""
 
     name = "alphabet-sort"
 
@@ -49,7 +49,7 @@ class AlphabetSort(Environment):
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         most = self._num_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # with fewer names, drawing distinct names takes too long
+        if capacity < 4 * most:  # otherwise random names repeat so often that drawing takes long
             raise ValueError(
                 f"the {capacity} names of {min_length} to {max_length} letters are too few for "
                 f"{most} different names per episode: raise max_length or lower num_names"
@@ -57,11 +57,11 @@ class AlphabetSort(Environment):
         lists = perm(capacity, self._num_names(self.min_turns))
         if lists < 2 * self.num_eval:
             raise ValueError(
-                f"num_eval={self.num_eval} leaves too little to train on: there may be no more "
-                f"than {lists} lists; raise max_length or num_names, or lower num_eval"
+                f"num_eval={self.num_eval} leaves too few lists for training, because only {lists} "
+                "lists exist: raise max_length or num_names, or lower num_eval"
             )
         if self.similarity_power <= 0:
-            raise ValueError(f"similarity_power={self.similarity_power}: it must be more than 0")
+            raise ValueError(f"similarity_power={self.similarity_power}: set it above 0")
         checked_weights(self.reward_weights, REWARDS)
 
     def _num_names(self, turns: int) -> int:
@@ -80,7 +80,7 @@ class AlphabetSort(Environment):
         episode: Episode,
         message: Message,  # noqa: ARG002 (the next names do not depend on the answer)
     ) -> list[Message] | None:
-        """Return the message with the next turn's names, or None after the last turn."""
+        """Return the message with the names for the next turn; None after the last turn."""
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
@@ -101,7 +101,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of complete conversations about new lists."""
+        """Yield conversations with correct answers, without end, about lists outside eval."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))
@@ -132,7 +132,7 @@ class AlphabetSort(Environment):
     def _draw(self, rng: Random) -> Names:
         """Return distinct random names, one list per turn of an episode."""
         count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
-        drawn: dict[str, None] = {}  # the dict serves as an ordered set
+        drawn: dict[str, None] = {}  # a set of names that keeps their order
         while len(drawn) < count:
             length = rng.randint(self.min_length, self.max_length)
             drawn["".join(rng.choices(ascii_lowercase, k=length))] = None

@@ -2,8 +2,8 @@
 
     3 + 4 =   ->   7          3 - 4 =   ->   -1
 
-The number of questions is finite (1323 for operands up to 20 and three operators), so a longer
-training split repeats questions. The eval questions are distinct and never occur in training.
+There are few questions (1323 for operands up to 20 and three operators), so a larger training split
+repeats questions. The eval questions are distinct and never occur in training.
 """
 
 import operator
@@ -28,7 +28,7 @@ REWARDS = ("correct",)
 
 @dataclass(kw_only=True, eq=False)
 class Arithmetic(Environment):
-    """The environment of questions `a op b =` with operands in 0..max_operand."""
+    """The environment arithmetic. conf/env/arithmetic.yaml explains the options."""
 
     name = "arithmetic"
 
@@ -49,9 +49,9 @@ class Arithmetic(Environment):
         self._num_questions = len(operators) * (self.max_operand + 1) ** 2
         if self.num_eval >= self._num_questions:
             raise ValueError(
-                f"num_eval={self.num_eval} leaves nothing to train on: max_operand="
-                f"{self.max_operand} and {len(operators)} operator(s) make {self._num_questions} "
-                "questions; raise max_operand or lower num_eval"
+                f"num_eval={self.num_eval} leaves no questions for training, because max_operand="
+                f"{self.max_operand} and {len(operators)} operators make only "
+                f"{self._num_questions} questions: raise max_operand or lower num_eval"
             )
         checked_weights(self.reward_weights, REWARDS)
 
@@ -69,7 +69,7 @@ class Arithmetic(Environment):
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of answered questions that are not in the eval split."""
+        """Yield answered questions, without end, that are not in the eval split."""
         held_out = set(self._eval_numbers)
         while True:
             number = rng.randrange(self._num_questions)

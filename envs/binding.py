@@ -1,4 +1,4 @@
-"""Pass configured objects to tools and rewards by the names of their parameters.
+"""Passes configured objects to tools and rewards, as arguments for parameters of the same name.
 
     def search(query: str, index: Index, *, limit: int) -> str: ...
                |           |               '- an option, from YAML
@@ -9,9 +9,9 @@
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. For each episode, such a function is called again (with the `episode` if it has
-this parameter), and an instance of such a class is copied. When the episode ends, the
-method `close` of its objects is called.
+returns the object. A `per_episode` object is new in each episode: a function is called again (with
+the `episode` if it has this parameter), and an instance of a class is copied. At the end of the
+episode the method `close` of these objects is called.
 """
 
 import inspect
@@ -23,15 +23,15 @@ from typing import Any
 
 from envs import threads
 from envs.episode import Episode
-from envs.tools import EPISODE, Function, ToolError, supplied, unwrapped
+from envs.tools import EPISODE, Function, ToolError, call_parameters, unwrapped
 from envs.user_code import place_of
 
 Reward = Callable[[Episode], Any]
-_MEMORY = "objects"  # key in Episode.memory for the objects of this episode
+_MEMORY = "objects"  # key of Episode.memory for the `per_episode` objects
 
 
 class UserCodeError(RuntimeError):
-    """An exception in a tool or reward. The message names the function and the line."""
+    """Error in the user's code of a tool or reward. The message names the function and the line."""
 
 
 class Objects:
@@ -43,7 +43,7 @@ class Objects:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """The shared objects by name, created at the first access."""
+        """Name -> shared object. The objects are created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
@@ -57,14 +57,14 @@ class Objects:
         if name not in own:
             value = self._per_episode[name]
             if isinstance(value, partial):
-                arguments = [episode] if EPISODE in supplied(value) else []
+                arguments = [episode] if EPISODE in call_parameters(value) else []
                 own[name] = await threads.call(value, *arguments)
             else:
                 own[name] = deepcopy(value)
         return own[name]
 
     def close(self, episode: Episode) -> None:
-        """Close the episode's objects, newest first. Raise the last error after all are closed."""
+        """Close the episode's objects, newest first. If `close` raises, close the others first."""
         with ExitStack() as stack:
             for value in episode.memory.pop(_MEMORY, {}).values():
                 if callable(close := getattr(value, "close", None)):
@@ -72,45 +72,45 @@ class Objects:
 
 
 class Binder:
-    """A binder of tools and rewards to the objects that their parameters name."""
+    """Passes objects to tools and rewards. `bindings` maps "function.parameter" to an object."""
 
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
 
     def _targets(self, name: str, function: Function) -> dict[str, str]:
-        """Return {parameter: object name}. Without a binding, both names are equal."""
-        given = {p: self._bindings.get(f"{name}.{p}", p) for p in supplied(function)}
+        """Return parameter -> name of its object, for the parameters that get an object."""
+        given = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
 
     def check(self, functions: Iterable[tuple[str, Function]]) -> None:
-        """Raise ValueError if a binding is invalid, or if no tool or reward uses an object."""
+        """Raise ValueError if a binding is invalid or an object is not used by any function."""
         functions, names = list(functions), self._objects.names
-        targets = [f"{name}.{p}" for name, function in functions for p in supplied(function)]
+        targets = [f"{name}.{p}" for name, function in functions for p in call_parameters(function)]
         for target, name in self._bindings.items():
             if target not in targets:
                 raise ValueError(
-                    f"bindings names {target}, which is no parameter of a tool or a reward: there "
-                    f"are {', '.join(targets) or 'none'}"
+                    f"bindings.{target} is not a parameter of a tool or a reward: choose from "
+                    f"{', '.join(targets) or 'none'}"
                 )
             if name not in names:
                 raise ValueError(
-                    f"bindings.{target}={name}, but there is no such object: shared and "
-                    f"per_episode have {', '.join(names) or 'none'}"
+                    f"bindings.{target}={name}, but this object does not exist: choose from those "
+                    f"in shared and per_episode, {', '.join(names) or 'none'}"
                 )
         taken = {v for name, function in functions for v in self._targets(name, function).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"shared names {sorted(useless)}, which no tool and no reward uses: add "
-                "a parameter of this name before any *, or a binding"
+                f"shared contains {sorted(useless)}, which no tool and no reward uses: give a tool "
+                "or reward a parameter of this name before any *, or add a binding"
             )
 
     def tool(self, function: Function) -> Function:
-        """Return a tool whose bound parameters are hidden from the policy."""
+        """Return a tool that gets its objects by itself. The policy sees the other parameters."""
         inner = unwrapped(function)
         if not inspect.isroutine(inner):
-            raise ValueError(f"tools: {type(inner).__name__} is a class, and a tool is a function")
+            raise ValueError(f"tools: {type(inner).__name__} is a class: list a function instead")
         given = self._targets(inner.__name__, function)
-        shown = {name: p for name, p in supplied(function).items() if name not in given}
+        shown = {name: p for name, p in call_parameters(function).items() if name not in given}
 
         @wraps(inner)
         async def tool(episode: Episode, **arguments: Any) -> Any:
@@ -130,14 +130,14 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that needs only `episode`. Raise ValueError if it lacks an object."""
-        parameters, given = supplied(function), self._targets(name, function)
+        """Return a reward that needs only `episode`. Raise ValueError if an object is missing."""
+        parameters, given = call_parameters(function), self._targets(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
-                    f"rewards.{name} takes {parameter!r}, which is neither the episode nor shared "
-                    f"({', '.join(self._objects.names) or 'no object'}): add it to shared, or put "
-                    "it after a *, where YAML sets it"
+                    f"rewards.{name} has the parameter {parameter!r}, which is neither `episode` "
+                    f"nor an object ({', '.join(self._objects.names) or 'none'}): add it to "
+                    "shared, or put it after a * in the signature and set it in YAML"
                 )
 
         async def reward(episode: Episode) -> Any:
@@ -152,7 +152,7 @@ class Binder:
 
 @contextmanager
 def _wrapped_errors(what: str, function: Function) -> Iterator[None]:
-    """Convert exceptions except ToolError to UserCodeError, which names function and line."""
+    """Convert exceptions of the block, except ToolError, to UserCodeError."""
     try:
         yield
     except ToolError:

@@ -31,7 +31,7 @@ class _Usage(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The fields of a chat completion that this project reads."""
+    """The fields of a chat completion (OpenAI API) that we read."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
@@ -61,7 +61,7 @@ class ChatEndpoint:
             )
 
     def client(self, *, max_concurrent: int, timeout: float, retry_wait: float = 0.5) -> HttpClient:
-        """Return an HTTP client for `check_access` and `ask`. The caller must close the client."""
+        """Return an HTTP client for `check_access` and `ask`. The caller must close it."""
         return HttpClient(
             timeout=timeout,
             max_retries=self.max_retries,
@@ -72,10 +72,10 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Request the list of models, which costs nothing, to check the address and the key.
+        """Check the address and the key by a request for the list of models, which costs nothing.
 
         Raise `raises` if the server does not answer or refuses the key. Ignore other errors,
-        because not every server offers this list.
+        because some servers do not offer this list.
         """
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
@@ -84,7 +84,7 @@ class ChatEndpoint:
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the completion, or None if the conversation exceeds the model's context.
+        """Return the completion; None if the server says that the conversation is too long.
 
         Raise `raises` if the request fails or the answer is malformed.
         """
@@ -100,19 +100,20 @@ class ChatEndpoint:
             return msgspec.convert(parse_json(text), Answer)
         except ValueError as error:  # The text is not JSON or lacks required fields.
             raise self.raises(
-                f"{self.option}={self.url} did not answer as the OpenAI API does: {text[:200]!r}"
+                f"{self.option}={self.url} did not answer as the OpenAI API does, but with "
+                f"{text[:200]!r}: correct {self.option}"
             ) from error
 
     def _exception_for(self, error: HttpError) -> Exception:
         group, key = self.option.partition(".")[0], self.api_key_variable
         remedies = {
-            0: "is the server running at this address?",
-            401: f"the server refused the key in {key}: set that variable, or {group}."
-            "api_key_variable",
-            403: f"the server refuses this model to the key in {key}: use another {group}.model or "
-            "key",
-            404: f"the server knows no model {group}.model={self.model} (or {self.option} is not "
-            "its .../v1)",
+            0: f"check that the server runs, and correct {self.option}",
+            401: f"the server refused the key in {key}: export the right key in this variable, or "
+            f"set {group}.api_key_variable to another variable",
+            403: f"the server refuses this model to the key in {key}: set another {group}.model or "
+            "export another key",
+            404: f"the server knows no model {group}.model={self.model}: correct {group}.model, or "
+            f"{self.option} if it does not end in /v1",
             429: f"send fewer requests at once (max_concurrent), or raise {group}.max_retries",
         }
         remedy = remedies.get(error.status)

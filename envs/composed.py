@@ -1,4 +1,4 @@
-"""An environment that YAML composes from a data set, tools, rewards and shared objects.
+"""An environment that is composed in YAML from a data set, tools, rewards and objects.
 
     dataset: {_target_: envs.datasets.JsonLines, ...}
     shared: {index: {_target_: my_package.load_index, path: ...}}
@@ -33,7 +33,7 @@ from envs.tools import Function, unwrapped
 
 @dataclass(frozen=True, kw_only=True)
 class Toolset:
-    """A named set of tools. Its fields have the same meaning as the parameters of Composed."""
+    """A set of tools with their objects. The fields mean the same as parameters of Composed."""
 
     tools: Sequence[Function]
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -77,17 +77,17 @@ class Composed(Environment):
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(
-                f"max_turns={max_turns} with {len(tools) or 'no'} tools: an episode continues "
-                "only after a tool call, so use 1 without tools and at least 2 with tools"
+                f"max_turns={max_turns} with {len(tools) or 'no'} tools, but an episode continues "
+                "only after a tool call: set max_turns=1 without tools, at least 2 with tools"
             )
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return the data set's examples. Create shared objects first, so that no episode waits."""
+        """Return the data set's examples. Create the shared objects, so that no episode waits."""
         _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return every reward by name. The rewards are computed one after the other."""
+        """Return every reward by name, computed one after the other."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
@@ -95,7 +95,7 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with answers. Raise ValueError without answers or with tools."""
+        """Yield training prompts with their answers. Raise ValueError if tools are needed."""
         examples = self.examples("train")
         if self.tools or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -112,30 +112,30 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return the functions and the weights by name. A reward's entry may contain its weight."""
+    """Return name -> function and name -> weight. A reward's entry may contain its weight."""
     if not given:
-        raise ValueError("rewards is empty: name at least one function")
+        raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}
     for name, entry in given.items():
         if isinstance(entry, Mapping):
             if set(entry) != {"fn", "weight"} or not callable(entry["fn"]):
                 raise ValueError(
                     f"rewards.{name} has {', '.join(entry) or 'nothing'}: give it a _target_, or "
-                    "fn (with a _target_) and weight"
+                    "both `fn` (with a _target_) and `weight`"
                 )
             if isinstance(entry["weight"], bool) or not isinstance(entry["weight"], int | float):
-                raise ValueError(f"rewards.{name}.weight={entry['weight']}: a number")
+                raise ValueError(f"rewards.{name}.weight={entry['weight']}: set it to a number")
             functions[name], own[name] = entry["fn"], float(entry["weight"])
         else:
             functions[name] = entry
     if unknown := set(weights) - set(functions):
         raise ValueError(
-            f"reward_weights names {sorted(unknown)}, which are not in rewards: use "
-            f"{' or '.join(functions)}"
+            f"reward_weights contains {sorted(unknown)}, which are not in rewards: choose from "
+            f"{', '.join(functions)}"
         )
     if twice := sorted(own.keys() & weights.keys()):
         raise ValueError(
-            f"reward_weights.{twice[0]} and rewards.{twice[0]}.weight: give it one weight"
+            f"reward_weights.{twice[0]} and rewards.{twice[0]}.weight are both set: remove one"
         )
     return functions, {**weights, **own}
 
@@ -151,8 +151,8 @@ def _check_names(sets: Mapping[str, Toolset]) -> None:
             for name in names:
                 if (kind, name) in origins:
                     raise ValueError(
-                        f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename "
-                        "one, and say in bindings which parameter gets it"
+                        f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
+                        "of the two, and set in bindings which parameter gets it"
                     )
                 origins[kind, name] = origin
 

@@ -3,9 +3,9 @@
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text or a list of messages. Without an eval split, rows are held out by the hash of the
-prompt. So the choice does not depend on the order of the rows, and a repeated prompt is in one
-split only. Any class with this method `examples` can be the `dataset` of envs/composed.py.
+A prompt is text or a list of messages. If there is no eval split, rows are held out from training.
+The hash of a row's prompt decides, so the order of the rows does not matter, and a repeated prompt
+is in one split only. Any class with a method `examples` can be the `dataset` of envs/composed.py.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ class Dataset:
 
     Attributes:
         path: the file, file pattern or hub name of the rows.
-        prompt: column of the prompt.
-        answer: column of the answer, which rewards read as info["answer"]; None: no answer.
-        num_eval: maximum number of rows of the eval split, or of distinct prompts to hold out.
+        prompt: name of the column with the prompt.
+        answer: name of the column with the answer (info["answer"] in rewards); None: no answer.
+        num_eval: most rows of the eval split; without an eval split, number of prompts held out.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Dataset:
         check_at_least(0, num_eval=self.num_eval)
 
     def load(self) -> dict[str, Rows]:
-        """Return the rows by split: "train", and "eval" if the data set has an eval split."""
+        """Return split -> rows: "train", and "eval" if the data set has an eval split."""
         raise NotImplementedError
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
@@ -69,8 +69,8 @@ class Dataset:
         held_out = set(sorted(set(keys))[: self.num_eval])
         if len(set(keys)) == len(held_out):
             raise ValueError(
-                f"num_eval={self.num_eval} leaves nothing to train on: {self.path} has "
-                f"{len(held_out)} distinct prompts; lower num_eval"
+                f"num_eval={self.num_eval} leaves no rows for training, because {self.path} has "
+                f"only {len(held_out)} distinct prompts: lower num_eval"
             )
         kept = [i for i, key in enumerate(keys) if key not in held_out]
         others = [i for i, key in enumerate(keys) if key in held_out]
@@ -84,12 +84,12 @@ class Dataset:
                 if column not in row:
                     raise ValueError(
                         f"{self.path}: row {number} has no column {column!r}, but "
-                        f"{', '.join(map(repr, row)) or 'none'}: set prompt and answer to "
-                        "existing columns (answer=null: no answer)"
+                        f"{', '.join(map(repr, row)) or 'none'}: set dataset.prompt and "
+                        "dataset.answer to existing columns (answer=null: no answer)"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
-        """Return the example of a row. Columns other than the prompt are in its `info`."""
+        """Return the example of a row. `info` contains all columns except the prompt."""
         prompt = row[self.prompt]
         messages = list(prompt) if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
@@ -100,7 +100,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """Examples that are built when they are read, because all of them may not fit in memory."""
+    """A sequence that builds an example when it is read. All at once may not fit in memory."""
 
     dataset: Dataset
     rows: Rows
@@ -110,13 +110,13 @@ class _Examples(LazyExamples):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def made(self, index: int) -> Example:
+    def example_at(self, index: int) -> Example:
         return self.dataset.example(self.rows[self.numbers[index]], index, self.env)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonLines(Dataset):
-    """A data set in a file with one JSON object per line, and an optional second file for eval."""
+    """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
     local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
 
@@ -145,10 +145,10 @@ class Files(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Hub(Dataset):
-    """A data set of the Hugging Face hub or a local copy of one, loaded with `datasets`.
+    """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`.
 
     Attributes:
-        config: name of the data set's configuration; None: the only configuration.
+        config: name of a configuration (subset) of the data set; None: there is only one.
         split, eval_split: names of the training and eval splits, such as train or train[:90%].
         revision: branch, tag or commit; None: the newest commit.
     """

@@ -30,13 +30,13 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """Whether a token limit ended the policy's last turn."""
+        """Whether a token limit cut off the policy's last turn."""
         return self in (StopReason.MAX_TOKENS, StopReason.CONTEXT)
 
 
 @dataclass(frozen=True)
 class Example:
-    """One task: the opening messages, and the data that `score` needs to judge an episode."""
+    """One example: the opening messages, and the data with which `score` judges an episode."""
 
     id: int  # index of the example in its split
     env: str  # name of the environment that plays the example
@@ -46,7 +46,7 @@ class Example:
 
 @dataclass
 class Episode:
-    """One attempt at an example, as the environment sees it: messages without tokens."""
+    """One rollout of an example, as the environment sees it: messages, not tokens."""
 
     example: Example
     messages: list[Message]  # the conversation, including the example's messages
@@ -66,9 +66,9 @@ class Episode:
 def rewards_by_name(
     scored: Mapping[str, Any], turns: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return each reward as one number, and separately the per-turn rewards as tuples.
+    """Return (name -> reward of the episode, name -> numbers per turn if `score` gave a list).
 
-    Raise ValueError if a per-turn reward does not have exactly `turns` numbers.
+    Raise ValueError if a list does not have exactly `turns` numbers.
     """
     rewards: dict[str, float] = {}
     per_turn: dict[str, tuple[float, ...]] = {}
@@ -82,6 +82,6 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum sums three thirds to exactly 1. It may raise for infinities, so return NaN.
+        # math.fsum adds three thirds to exactly 1. It raises for infinities, which become NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

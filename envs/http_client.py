@@ -1,8 +1,8 @@
-"""The HTTP client for servers that this project did not start.
+"""The HTTP client for servers that the run did not start.
 
 The judge, client=messages, the reflection model and a teacher (reference=endpoint) use this client.
-A request is sent again if it gets no answer or the status 408, 429 or 5xx, because the same request
-may succeed later. Every other answer is final.
+A request without an answer, or with the status 408, 429 or 5xx, is sent again. Every other answer
+is final.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # separate, because retries must not change training's random numbers
+_RANDOM = random.Random()  # not the global one, so that retries do not change the run's numbers
 
 
 def may_succeed_later(status: int) -> bool:
-    """Return True if the same request may succeed later. Status 0 stands for no answer."""
+    """Return whether the same request may succeed later. Status 0 means that no answer came."""
     passing = (0, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
     return status in passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -30,7 +30,7 @@ def may_succeed_later(status: int) -> bool:
 class HttpError(Exception):
     """The error of a request that got no usable answer.
 
-    The message completes a sentence about the server: "answered 503: busy, 3 times in a row".
+    The message is the predicate of a sentence about the server: "answered 503: busy, 3 times ...".
 
     Attributes:
         status: the HTTP status of the last answer; 0: no answer.
@@ -44,11 +44,11 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # Ignore a date in Retry-After, which is rare.
+        with suppress(ValueError):  # A date instead of seconds is ignored, because it is rare.
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
-        """Return the problem, and the number of attempts if there were several."""
+        """Return the error text, with the number of attempts if there were several."""
         times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
         return f"{self.args[0]}{times}"
 
@@ -57,8 +57,8 @@ class HttpError(Exception):
 class HttpClient:
     """An HTTP client that retries failed requests.
 
-    Connections belong to the running event loop. A client that is used in another loop opens
-    new connections. `async with` closes the connections at the end of the block.
+    Connections belong to an event loop. If the client is used in another loop, it opens new
+    connections. `async with` closes the connections at the end of the block.
     """
 
     timeout: float  # maximum seconds from the start of a request to the end of its answer
@@ -79,7 +79,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Return the answer's body, after retries. Raise HttpError unless the status is 200."""
+        """Send a request, retry it if useful, and return the body. Raise HttpError if it fails."""
         attempt = 0
         while True:
             try:
@@ -94,7 +94,7 @@ class HttpClient:
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
-        """Send one request and return the answer. Raise HttpError unless the status is 200."""
+        """Send a request once and return the body. Raise HttpError unless the status is 200."""
         http, slots = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
@@ -114,7 +114,7 @@ class HttpClient:
 
     async def _text(self, answer: httpx.Response) -> str:
         status = answer.status_code
-        if "Content-Encoding" in answer.headers:  # A few bytes may decompress to gigabytes.
+        if "Content-Encoding" in answer.headers:  # a compressed answer may have gigabytes
             raise HttpError(
                 "compresses its answers although the request forbids it: disable this", status
             )
@@ -131,9 +131,9 @@ class HttpClient:
             key = os.environ.get(self.api_key_variable or "", "")
             headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {key}"} if key else {}
-            # Follow no redirects, because the key in the headers is for this server only.
+            # Redirects are not followed, because another server must not get the key.
             self._http = httpx.AsyncClient(
-                timeout=None,  # asyncio.timeout already limits the whole request
+                timeout=None,  # asyncio.timeout limits the whole request
                 headers=headers,
                 limits=httpx.Limits(max_keepalive_connections=self.max_concurrent),
                 follow_redirects=False,
@@ -142,9 +142,9 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return the seconds before a retry: the server's Retry-After, else a random backoff.
+        """Return the seconds before a retry: the server's Retry-After, else a random wait.
 
-        The backoff is random, so that requests that failed together are retried at different times.
+        The wait is random, so that requests that failed together are not retried together.
         """
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
@@ -152,6 +152,6 @@ class HttpClient:
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of a text without control characters, which could alter a terminal."""
+    """Return the beginning of a text, without control characters that change a terminal."""
     printable = "".join(c if c.isprintable() else " " for c in text[:1000])
     return " ".join(printable.split())[:200]

@@ -1,4 +1,4 @@
-"""A reward from a language model as a judge, behind any OpenAI-compatible endpoint.
+"""A reward that a language model (a judge) gives, at any OpenAI-compatible endpoint.
 
     rewards:
       judged:
@@ -6,8 +6,8 @@
         url: http://localhost:8000/v1
         ...                                  conf/env/wiki-search-judged.yaml has all options
 
-If the judge does not answer, or its answer has no score, JudgeError is raised. The rollout then
-fails (env_error, counted) instead of getting a reward of 0.
+If the judge does not answer, or its answer has no score, JudgeError is raised. The rollout then has
+no reward (stop reason env_error). A reward of 0 would be wrong.
 """
 
 import os
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"[-\u2212]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
 class JudgeError(RuntimeError):
-    """The error of a judge that gave no score. The message contains the remedy."""
+    """The error of a judge that gave no score."""
 
 
 @dataclass(kw_only=True)
@@ -53,16 +53,16 @@ class Judge:
         names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
         if "said" not in names or names - set(FIELDS):
             raise ValueError(
-                f"the judge's prompt has the fields {sorted(names)}: it may have {{question}}, "
-                "{answer} and must have {said}; write other braces twice"
+                f"the judge's prompt has the fields {sorted(names)}: write {{said}} and, if you "
+                "like, {question} and {answer} in it, and all other braces twice"
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(
-                f"api_key_variable={self.api_key_variable}: this environment variable is not set; "
-                "export the judge's key in it, or set api_key_variable=null where none is needed"
+                f"api_key_variable={self.api_key_variable}: this environment variable is not set: "
+                "export the judge's key in it, or set api_key_variable=null if no key is needed"
             )
         if self.max_score is not None and self.max_score <= 0:
-            raise ValueError(f"max_score={self.max_score}: more than 0 points, or null for yes/no")
+            raise ValueError(f"max_score={self.max_score}: set it above 0, or to null for yes/no")
         check_at_least(1, max_concurrent=self.max_concurrent)
         check_at_least(0, max_retries=self.max_retries)
         self._endpoint = ChatEndpoint(
@@ -78,32 +78,38 @@ class Judge:
         )
 
     async def __call__(self, episode: Episode) -> float:
-        """Return the score of the policy's last message, in 0..1."""
+        """Return the judge's score of the policy's last message, between 0 and 1."""
         questions = [m["content"] for m in episode.example.messages if m["role"] == "user"]
         right = " or ".join(answers_of(episode)) if "{answer}" in self.prompt else ""
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score of `text`, in 0..1. Raise JudgeError if there is no score."""
+        """Return the judge's score of `text`, between 0 and 1. Raise JudgeError without a score."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)
         if said is None:
-            raise JudgeError(f"judge.model={self.model}: the prompt exceeds the context")
+            raise JudgeError(
+                f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "
+                "or use a judge with a longer context"
+            )
         return self._parsed_score(said.choices[0].message.content or "")
 
     def _parsed_score(self, text: str) -> float:
-        """Return the score in 0..1 from the last line of `text` that contains a score."""
+        """Return the score, between 0 and 1, in the last line of `text` that contains one."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
-        # Search from the end, because a judge reasons first and decides last.
+        # From the end, because a judge first gives reasons and then its score.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
-            raise JudgeError(f"the judge must say {scale}, but said: {text.strip()[-200:]!r}")
+            raise JudgeError(
+                f"the judge's answer has no score: ask for {scale} in the judge's `prompt`. The "
+                f"answer ends in {text.strip()[-200:]!r}"
+            )
         if self.max_score is None:
             return float(found[0].lower() == "yes")
         points = float(found[0].replace("\u2212", "-"))
         if not 0 <= points <= self.max_score:
-            raise JudgeError(f"the judge must give {scale} points, but gave {points:g}")
+            raise JudgeError(f"the judge gave {points:g} points, not {scale}: correct its `prompt`")
         return points / self.max_score

@@ -1,7 +1,4 @@
-"""Loading of rows from JSON lines or through the library `datasets`.
-
-Every failure is a ValueError with a message of one sentence.
-"""
+"""Loads rows from JSON lines or through the library `datasets`. Every error is a ValueError."""
 
 import json
 import os
@@ -18,9 +15,9 @@ def cache_folder() -> Path:
 
 
 class LazyExamples(Sequence[Example]):
-    """Base class of sequences that build examples when read. Define `__len__` and `made`."""
+    """Base class of sequences that build an example when read, with `__len__` and `example_at`."""
 
-    def made(self, index: int) -> Example:
+    def example_at(self, index: int) -> Example:
         """Build and return the example at `index`, where 0 <= index < len(self)."""
         raise NotImplementedError
 
@@ -30,8 +27,8 @@ class LazyExamples(Sequence[Example]):
     def __getitem__(self, index: slice) -> list[Example]: ...
     def __getitem__(self, index: int | slice) -> Example | list[Example]:
         if isinstance(index, slice):
-            return [self.made(i) for i in range(*index.indices(len(self)))]
-        return self.made(range(len(self))[index])  # range() raises IndexError out of bounds
+            return [self.example_at(i) for i in range(*index.indices(len(self)))]
+        return self.example_at(range(len(self))[index])  # range() raises IndexError out of bounds
 
 
 def load_rows(source: str, path: str, **options: Any) -> Any:
@@ -40,14 +37,14 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
         import datasets
     except ImportError as error:
         raise ValueError(
-            f"{source} is read through the library `datasets`, which is not installed: "
-            "pip install datasets, or write JSON lines and use envs.datasets.JsonLines"
+            f"{source} needs the library `datasets`, which is not installed: run "
+            "`pip install datasets`, or write JSON lines and use envs.datasets.JsonLines"
         ) from error
     try:
         return datasets.load_dataset(path, **options)
     except Exception as error:  # `datasets`, the hub and the network raise many error types.
         raise ValueError(
-            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, or the "
+            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, and the "
             "network"
         ) from error
 
@@ -72,5 +69,5 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 place = f"line {number} is no JSON at character {error.colno}"
                 raise ValueError(f"{path}, {place}: {error.msg}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number} is no JSON object")
+                raise ValueError(f"{path}, line {number} is not a JSON object: correct this line")
             yield number, row

@@ -14,7 +14,7 @@ mapping, or JSON text from a remote endpoint. A call that could not be parsed al
 sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # maximum nesting of JSON values, far below the limit of Python's json module
+_MAX_DEPTH = 64  # deeper JSON values are refused, far below the recursion limit of Python's json
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -42,9 +42,9 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
 
 
 def as_sent(message: Message, *dropped: str) -> Message:
-    """Return a message in the format of the OpenAI API, without the `dropped` keys.
+    """Return a message as the OpenAI API expects it, without the keys `dropped`.
 
-    The arguments of tool calls become JSON text. Arguments that are already text stay unchanged.
+    The arguments of tool calls become JSON text unless they are text already.
     """
     calls = []
     for call in message.get("tool_calls") or []:
@@ -65,7 +65,7 @@ def parse_json(text: str) -> Any:
 
 
 def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Return a copy of a JSON value that is safe to write, send, render and pass to float().
+    """Return a copy of a JSON value that can be written, sent, rendered and passed to float().
 
     Raise ValueError if the value is nested too deeply, has a too large number, or is not JSON.
     """
@@ -87,14 +87,14 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
 
 
 def well_formed(text: str) -> str:
-    """Replace lone surrogates in a text, because tokenizers, files and sockets refuse them."""
+    """Return the text with U+FFFD for lone surrogates, which tokenizers and files refuse."""
     return _SURROGATES.sub("\ufffd", text)
 
 
 def opening_of(messages: list[Any]) -> list[str]:
-    """Return the texts of all messages before the first answer, except system messages.
+    """Return the texts of all messages before the policy's first turn, without system messages.
 
-    So the result does not depend on the system prompt.
+    The result identifies an example also when system prompts differ.
     """
     opening = []
     for message in messages:

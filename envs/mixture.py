@@ -1,7 +1,7 @@
-"""Several environments in one run, each with a weight.
+"""An environment that mixes several environments in one run, each with a weight.
 
     envs:                                weights: {words: 1, maths: 3}
-      words: {_target_: ...}             three of four groups are maths
+      words: {_target_: ...}             three of four groups are played in maths
       maths: {_target_: ...}
 
 All rollouts of a group belong to one environment, so rewards of different environments are never
@@ -19,23 +19,23 @@ from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
-    """An environment that draws from named environments by weight. Metrics contain these names."""
+    """A mixture of environments. Metrics contain the names of the environments in `envs`."""
 
     name = "mixture"
 
     def __init__(self, *, envs: Mapping[str, Environment], weights: Mapping[str, float]) -> None:
         if not envs:
-            raise ValueError("envs is empty: a mixture needs at least one environment")
+            raise ValueError("envs is empty: add at least one environment")
         if envs.keys() != weights.keys():
             raise ValueError(
-                f"weights names {', '.join(weights) or 'nothing'}, but envs has {', '.join(envs)}: "
-                "give each environment a weight, and nothing else"
+                f"weights has {', '.join(weights) or 'nothing'}, but envs has {', '.join(envs)}: "
+                "set one weight for each environment"
             )
         if bad := {name: weight for name, weight in weights.items() if weight <= 0}:
-            raise ValueError(f"weights={bad}: use positive weights, or remove the environments")
+            raise ValueError(f"weights={bad}: set weights above 0, or remove these environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
-                f"{' and '.join(nested)} is a mixture itself: list its environments in this one"
+                f"envs.{' and envs.'.join(nested)} is a mixture: list its environments in envs"
             )
         for name, env in envs.items():
             env.name = name
@@ -55,7 +55,7 @@ class Mixture(Environment):
         """
         if unknown := set(sampling or {}) - set(self._envs):
             raise ValueError(
-                f"sampling names {sorted(unknown)}, but envs has {', '.join(self._envs)}"
+                f"sampling contains {sorted(unknown)}: choose from {', '.join(self._envs)}"
             )
         for name, env in self._envs.items():
             if system_prompt is not None:
@@ -83,11 +83,11 @@ class Mixture(Environment):
         for name, env in self._envs.items():
             examples = env.examples(split)
             if not examples:
-                raise ValueError(f"the environment {name!r} of the mixture has no {split} examples")
+                raise ValueError(f"envs.{name} has no {split} examples: add some, or remove it")
             if examples[0].env != name:
                 raise ValueError(
-                    f"examples of the environment {name!r} say env={examples[0].env!r}: "
-                    f"{type(env).__name__} must make them with env=self.name"
+                    f"the examples of the environment {name!r} have env={examples[0].env!r}: let "
+                    f"{type(env).__name__}.examples() create them with env=self.name"
                 )
             pools.append(Pool(self._weights[name], examples))
         return pools
@@ -97,7 +97,7 @@ class Mixture(Environment):
         return [example for pool in self.pools(split) for example in pool.examples]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of the environments' demonstrations, drawn by weight."""
+        """Yield demonstrations, without end, of environments that are drawn by weight."""
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:
             (name,) = rng.choices(list(self._weights), list(self._weights.values()))

@@ -1,11 +1,11 @@
-"""Options that all environments share, and the checks of their values.
+"""Reads and checks options that all environments have.
 
     system_prompt: Answer in one word.                   a text
     system_prompt: outputs/best/system_prompt.txt        a .txt or .md file that contains the text
     system_prompt: ""                                    no system message
 
-The limits of a turn may differ between the environments of a run. Options that change token
-probabilities must be equal, because the trainer divides all logits by one temperature.
+Environments of one run may have different limits of a turn (max_tokens, stop, rollout_timeout), but
+not different temperatures, because the trainer divides all logits by one temperature.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.messages import Message
 
-_MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
+_MAX_STOPS = 4  # the OpenAI API accepts at most this many stop texts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
 
@@ -30,13 +30,13 @@ def check_range(**bounds: int) -> None:
     (low_name, low), (high_name, high) = bounds.items()
     if not 1 <= low <= high:
         raise ValueError(
-            f"{low_name}={low}, {high_name}={high}: set both to at least 1, and {low_name} may not "
-            f"exceed {high_name}"
+            f"{low_name}={low}, {high_name}={high}: set both to at least 1, and {low_name} to at "
+            f"most {high_name}"
         )
 
 
 def read_system_prompt(given: str) -> str:
-    """Return `given`, or the content of the .txt or .md file that `given` names, stripped.
+    """Return the stripped content of a .txt or .md file, or `given` itself if it is no such path.
 
     Raise ValueError if the file cannot be read.
     """
@@ -47,7 +47,7 @@ def read_system_prompt(given: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"system_prompt={given}: cannot be read ({type(error).__name__}). A value that ends in "
-            ".txt or .md is a file, relative to the current folder; end a text with a full stop"
+            ".txt or .md is the path of a file: correct the path, or end a text with a full stop"
         ) from error
 
 
@@ -60,25 +60,24 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 
 
 def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the stop texts, which end a turn. Raise ValueError if a text is invalid."""
+    """Return the texts that end a turn (`stop`). Raise ValueError if they are invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
-        raise ValueError(f'{key}={stop} is no list of texts: write ["</answer>"]')
+        raise ValueError(f"{key}={stop} is not a list: write {key}=['</answer>']")
     if "" in stop:
-        raise ValueError(f"{key} has an empty text, which would end every turn: leave it out")
+        raise ValueError(f"{key} contains an empty text, which would end every turn: remove it")
     if len(stop) > _MAX_STOPS:
         raise ValueError(
-            f"{key} has {len(stop)} texts, and the OpenAI API takes {_MAX_STOPS}: leave some out"
+            f"{key} has {len(stop)} texts, but the OpenAI API accepts {_MAX_STOPS}: remove some"
         )
     return tuple(stop)
 
 
 def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return an environment's sampler options. Raise ValueError if an option is not allowed."""
+    """Return one environment's sampler options. Raise ValueError if one must be the run's."""
     if other := [name for name in given if name not in _LIMITS]:
         raise ValueError(
-            f"{key}.{other[0]}: an environment may have its own {', '.join(_LIMITS)}. All other "
-            "options are those of the run, because the trainer divides all logits by one "
-            f"temperature: set sampler.{other[0]}, or leave it out"
+            f"{key}.{other[0]}: one environment may have its own {', '.join(_LIMITS)} and no other "
+            f"sampler option: set sampler.{other[0]} for the whole run instead"
         )
     limits = dict(given)
     if "stop" in limits:

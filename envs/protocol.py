@@ -1,4 +1,4 @@
-"""The interface of environments: examples, an optional reply to each turn, and a score.
+"""The base class of environments: examples, an optional reply to each turn, and a score.
 
     class Reverse(Environment):
         def examples(self, split): ...
@@ -7,7 +7,7 @@
 A single-turn environment needs these two methods. An environment with tools sets `tools` and
 `max_turns`. An environment that answers the policy in words overrides `reply`. A `reply` or `score`
 that blocks must be a plain function, because plain functions run in a thread. If environment code
-raises, hangs or returns NaN, the run drops the rollout and continues.
+raises, hangs or returns NaN, only its rollout fails and the run continues.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ from envs.tools import Function, Toolbox
 
 
 class ContextFull(Exception):
-    """The error of a conversation that fills max_seq_len, so that the policy cannot answer."""
+    """The error that `speak` raises if the conversation leaves no tokens for the policy's turn."""
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """One turn of the policy, with its token counts."""
+class PolicyTurn:
+    """One turn of the policy, as `speak` returns it."""
 
     message: Message
     cut_off: bool  # whether a token limit ended the turn
@@ -36,7 +36,7 @@ class Spoken:
     completion_tokens: int
 
 
-Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[Spoken]]
+Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[PolicyTurn]]
 """A function that returns the policy's turn after these messages, or raises ContextFull."""
 
 
@@ -52,19 +52,19 @@ class Environment:
     """Base class of all environments. Constructors are cheap; `examples` may load data.
 
     Attributes:
-        name: the name in metrics and rollout files.
+        name: name of the environment in metrics and rollout files.
         max_turns: number of assistant turns after which an episode ends.
         reward_weights: `reward` is the sum of these weights times the named rewards of `score`. A
             reward without a weight is only logged.
         tools: functions that the policy may call (envs/tools.py).
         tool_timeout: maximum seconds of one tool call.
         describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
-            with the tools may not need the schemas.
+            with the tools works without them.
         max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
-        holds_conversation: whether `play` conducts the whole conversation. If so, the player
-            ignores `reply` and `max_turns`.
+        holds_conversation: True if `play` controls the whole conversation. The player then calls
+            `play` instead of `reply`, and ignores `max_turns`.
     """
 
     name: str = "environment"
@@ -94,12 +94,12 @@ class Environment:
         """
         check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
         if tool_timeout is not None and tool_timeout <= 0:
-            raise ValueError(f"tool_timeout={tool_timeout:g}: more than 0 seconds")
+            raise ValueError(f"tool_timeout={tool_timeout:g}: set it to more than 0 seconds")
         answers = type(self).reply is not Environment.reply or self.tools
         if max_turns is not None and max_turns > 1 and not answers:
             raise ValueError(
-                f"max_turns={max_turns}, but nothing in {type(self).__name__} answers a turn: "
-                "leave it out, or give the environment tools or a reply()"
+                f"max_turns={max_turns}, but {type(self).__name__} has no tools and no reply(), so "
+                "episodes have one turn: remove max_turns, or add tools or reply()"
             )
         if system_prompt is not None:
             self.system_prompt = read_system_prompt(system_prompt)
@@ -109,7 +109,7 @@ class Environment:
                 setattr(self, name, value)
 
     def opened(self, messages: Sequence[Message]) -> list[Message]:
-        """Return an episode's opening messages with `system_prompt` as the system message."""
+        """Return an example's messages with `system_prompt`, if set, as the system message."""
         return with_system_prompt(messages, self.system_prompt)
 
     def check_machine(self) -> None:
@@ -120,7 +120,7 @@ class Environment:
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return all examples of a split, in an order that does not change between runs."""
+        """Return all examples of a split. Every run must get the same order."""
         raise NotImplementedError
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
@@ -133,7 +133,7 @@ class Environment:
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Conduct the whole conversation (see `holds_conversation`). Call `speak` for each turn.
+        """Control the whole conversation (`holds_conversation`). `speak` samples a turn.
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
         episode ended for another reason than the policy's last turn.
@@ -141,46 +141,46 @@ class Environment:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return the rewards of a finished episode by name. NaN: the episode cannot be judged.
+        """Return name -> reward of a finished episode. NaN: the episode cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
-        A list counts as its sum, but advantage=turn_group_mean uses the number of each turn.
+        The reward is then the sum, but advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 
     def close(self, episode: Episode) -> None:
-        """Release the processes and files of an episode. Called for every episode. Must be fast."""
+        """Release processes and files of an episode. The player calls this after every episode."""
 
     def demonstrations(
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield an endless stream of expert conversations for warm starts. Optional."""
+        """Yield conversations of an expert, without end, for warm starts. Optional."""
         raise ValueError(
-            f"the environment {self.name!r} has no scripted expert: there is nothing to imitate; "
-            "give it a demonstrations() method, or set model.warm_start=null, or another sampler"
+            f"the environment {self.name!r} has no scripted expert: give it a demonstrations() "
+            "method, or set model.warm_start=null, or sampler=async"
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the messages that a reference model with `sees_hint` gets instead of `messages`.
+        """Return the prompt of a reference model with `sees_hint`. The policy's is `messages`.
 
-        `messages` is the opening of the conversation, or all of its messages up to the point where
-        a chat template rewrote history. The default appends the example's hint to the last message
-        of the opening, and raises ValueError if the example has no hint.
+        `messages` are the example's messages, or the whole conversation where a chat template
+        changed earlier turns. The default appends the example's hint to the last of the example's
+        messages. Raise ValueError if the example has no hint.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
             raise ValueError(
-                f"example {example.id} of env {self.name!r} has no hint, and the reference sees "
-                "hints: put a text into its info['hint'], give the environment a "
-                "teacher_messages() method, or set reference.sees_hint=false"
+                f"example {example.id} of env {self.name!r} has no hint for the reference model: "
+                "set its info['hint'] to a text, give the environment a teacher_messages() method, "
+                "or set reference.sees_hint=false"
             )
         last = max(min(len(self.opened(example.messages)), len(messages)) - 1, 0)
         content = f"{messages[last].get('content') or ''}\n\n{hint}"
         return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
     def environment_of(self, example: Example) -> "Environment":  # noqa: ARG002 (for mixtures)
-        """Return the environment that plays `example`: this one, except in a mixture."""
+        """Return the environment to which `example` belongs: this one, except in a mixture."""
         return self
 
     def pools(self, split: Split) -> list[Pool]:
@@ -189,7 +189,7 @@ class Environment:
 
     @property
     def has_turns(self) -> bool:
-        """Whether episodes may have several turns, so that a chat template may rewrite history."""
+        """Whether episodes may have several turns."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
@@ -204,10 +204,10 @@ class Environment:
 
 
 def checked_weights(weights: Mapping[str, float], scored: Sequence[str]) -> dict[str, float]:
-    """Return the weights. Raise ValueError if `score` lacks a reward that a weight names."""
+    """Return `weights`. Raise ValueError if a name is not in `scored`, the rewards of `score`."""
     if unknown := set(weights) - set(scored):
         raise ValueError(
-            f"reward_weights names {sorted(unknown)}, which is not scored here: use "
-            f"{' or '.join(scored)}"
+            f"reward_weights contains {sorted(unknown)}, which this environment does not score: "
+            f"choose from {', '.join(scored)}"
         )
     return dict(weights)

@@ -20,12 +20,12 @@ from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # maximum word length for random.sample: len(range(26**14)) overflows
+_MAX_NUMBERED = 13  # longer words are not drawn by random.sample: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
 class ReverseText(Environment):
-    """The environment of words with min_length..max_length letters, in about equal numbers."""
+    """The environment reverse-text. All word lengths are about equally common."""
 
     name = "reverse-text"
 
@@ -43,7 +43,7 @@ class ReverseText(Environment):
         if wanted > capacity:
             raise ValueError(
                 f"only {capacity} words have {self.min_length} to {self.max_length} letters, but "
-                f"num_train + num_eval = {wanted}: raise max_length or ask for fewer words"
+                f"num_train + num_eval = {wanted}: raise max_length, or lower num_train or num_eval"
             )
         checked_weights(self.reward_weights, REWARDS)
 
@@ -65,7 +65,7 @@ class ReverseText(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of reversed words that are not in the eval split."""
+        """Yield words with their answers, without end, that are not in the eval split."""
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)
@@ -84,10 +84,10 @@ class ReverseText(Environment):
         return [word for word in drawn if word not in held_out][: self.num_train]
 
     def _draw(self, rng: Random, count: int) -> list[str]:
-        """Return `count` distinct words. If short words run out, draw more long words."""
+        """Return `count` distinct words, with more long words if there are too few short ones."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # equal share, rounded up
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of this length; round up
             if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:
@@ -111,7 +111,7 @@ def _random_word(rng: Random, length: int) -> str:
 
 
 def _word(number: int, length: int) -> str:
-    """Return the word of `length` letters that `number` spells in base 26."""
+    """Return the word of `length` letters that is `number` in base 26 (a = 0)."""
     letters = []
     for _ in range(length):
         number, digit = divmod(number, BASE)

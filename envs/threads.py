@@ -1,9 +1,9 @@
-"""Threads for environment code that may block, so that it does not block the event loop.
+"""Calls environment code that may block in a thread, so that it does not block the event loop.
 
-A coroutine function is awaited. A plain function runs in a new daemon thread. Threads are not
-pooled. If a thread hangs, its caller's timeout abandons it. An abandoned thread delays neither
-other calls nor the exit of the process. Run untrusted code, or code that can hang forever, in a
-separate process instead (envs/sandbox/sandbox.py).
+A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
+hangs, the caller's timeout ends the wait, and the thread is abandoned: it delays neither other
+calls nor the exit of the process. Run untrusted code, or code that can hang forever, in a separate
+process instead (envs/sandbox/sandbox.py).
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # maximum number of threads, hung threads included; further calls wait
+MAX_THREADS = 64  # maximum number of threads, with those that hang; further calls wait
 
 
 @dataclass
 class _Threads:
-    """The threads of one event loop, because a semaphore can serve only one loop."""
+    """The threads of one event loop. Each loop needs its own semaphore."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # names of abandoned functions still running
+    hung: dict[int, str] = field(default_factory=dict)  # abandoned call that runs -> its function
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -41,7 +41,7 @@ def _threads_of_loop() -> _Threads:
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a plain function or a coroutine function, and return its result.
 
-    Raise the function's exception, or RuntimeError if every thread hangs in an abandoned call.
+    Raise the function's exception, or RuntimeError if all threads hang in abandoned calls.
     """
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
@@ -49,11 +49,11 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     threads = _threads_of_loop()
     if len(threads.hung) == MAX_THREADS:
         raise RuntimeError(
-            f"all {MAX_THREADS} threads for environment code hang, the first in "
+            f"all {MAX_THREADS} threads for environment code hang, the first one in the function "
             f"{next(iter(threads.hung.values()))}: add a timeout to this function"
         )
     await threads.free.acquire()
-    # The thread gets the caller's context variables, as with asyncio.to_thread.
+    # Pass the caller's context variables to the thread, as asyncio.to_thread does.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
     result = await _in_thread(partial(context.run, function, *args, **kwargs), name, threads)
     return await result if inspect.isawaitable(result) else result
@@ -78,12 +78,12 @@ async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> A
         value, error = None, None
         try:
             value = work()
-        except StopIteration as stop:  # A future does not accept StopIteration.
+        except StopIteration as stop:  # a future cannot raise StopIteration
             error = RuntimeError(f"StopIteration: {stop}")
         except BaseException as raised:  # noqa: BLE001 (the caller gets it)
             error = raised
         if not loop.is_closed():
-            # Futures are not thread-safe, so only their event loop may set them.
+            # The event loop sets the future, because futures are not thread-safe.
             loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=run, daemon=True, name=f"env {name}").start()

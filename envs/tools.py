@@ -1,4 +1,4 @@
-"""Python functions as tools: their schemas for the policy and the answers to its calls.
+"""Turns Python functions into tools: their schemas for the policy, the answers to its calls.
 
     def search_pages(query: str, limit: int = 3) -> str:
         '''Find pages by title.
@@ -13,7 +13,7 @@ function. A plain function runs in a thread.
 
 After a mistake of the policy (a malformed call, a wrong name, wrong arguments, a `ToolError` of the
 tool), the answer is an error message for the policy. Any other exception is an error of the
-environment and drops the rollout.
+environment, and the rollout fails.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ def unwrapped(function: Function) -> Function:
     return function.func if isinstance(function, partial) else function
 
 
-def supplied(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`, which the caller passes by name."""
+def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
+    """Return the parameters before the `*`. The policy or binding.py passes them, not YAML."""
     parameters = inspect.signature(unwrapped(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
 
 class ToolError(Exception):
-    """The error of a tool that reports a mistake of the policy. The policy reads the message."""
+    """The error by which a tool reports a mistake of the policy. The policy reads the message."""
 
 
 class Tool:
@@ -62,7 +62,7 @@ class Tool:
     """
 
     def __init__(self, function: Function) -> None:
-        """Build the schema. Raise ValueError if a parameter has no type, or a type outside JSON."""
+        """Build the schema. Raise ValueError if a parameter has no type or one unknown to JSON."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -103,7 +103,7 @@ class Tool:
             return (name, kind)
         default = parameter.default
         if isinstance(default, list | dict | set):
-            raise ValueError(f"the tool {self.name}: default of {name!r} is mutable, use None")
+            raise ValueError(f"the tool {self.name}: default of {name!r} is mutable: use None")
         return (name, kind, default)
 
     def _schema(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Tool:
     async def answer(self, arguments: Any, episode: "Episode") -> str:
         """Call the tool and return its result as text. Raise ToolError for invalid arguments."""
         try:
-            # Convert leniently, because many policies write "3" for the number 3.
+            # strict=False accepts "3" for the number 3, which many policies write.
             known = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
@@ -144,13 +144,13 @@ class Tool:
 
 
 class Toolbox:
-    """The tools of one environment. `specs` contains their schemas in the order of `functions`."""
+    """The tools of one environment. `specs` has a schema per function, in the same order."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
         """Create the tools. A call that takes longer than `timeout` seconds is an error."""
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
-            raise ValueError(f"two tools have the same name: {[f.__name__ for f in functions]}")
+            raise ValueError(f"rename one of these tools: {[f.__name__ for f in functions]}")
         self._timeout = timeout
         self.specs = [tool.spec for tool in self._tools.values()]
 
@@ -162,7 +162,7 @@ class Toolbox:
             episode.tool_errors += 1
             content = f"Error: {error}"
         episode.tool_calls += 1
-        # A tool may return the policy's own text, which may contain lone surrogates.
+        # The result may repeat text of the policy, which can contain lone surrogates.
         content = well_formed(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 

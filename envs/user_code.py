@@ -1,4 +1,4 @@
-"""Search for the line of the user's own code that raised an exception or blocks."""
+"""Finds the line of the user's own code that raised an exception or blocks."""
 
 import sys
 import sysconfig
@@ -12,9 +12,9 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 
 @cache
 def is_library(file: str) -> bool:
-    """Return True if a file belongs to Python or to an installed package.
+    """Return whether a file belongs to Python or to an installed package.
 
-    A file of this checkout or of an editable install is not a library.
+    Files of this checkout and of editable installs do not.
     """
     path = Path(file)
     if not path.is_absolute():  # a name such as <frozen importlib>
@@ -24,7 +24,7 @@ def is_library(file: str) -> bool:
             return True
         if folder == ROOT:
             return False
-    # `pip install --target` writes .dist-info folders, so packages next to them are libraries.
+    # `pip install --target` puts a .dist-info folder beside the package.
     top = path.parent
     while (top / "__init__.py").exists():
         top = top.parent

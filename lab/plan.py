@@ -1,4 +1,4 @@
-"""Plan the devices and the memory of a run, on this machine or on imagined machines."""
+"""The code of plan.py: shows devices and memory of a run, on this machine or on described ones."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ _SIZES = Path(__file__).parents[1] / "models" / "sizes.json"
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
-    "hosts: those that Ray reserves. To plan for other machines, describe them, as in "
+    "hosts: Ray chooses them when the run starts. To plan for certain machines, describe them: "
     "+hosts=2 +gpus=8 +gpu_gib=80 +host_gib=512"
 )
 
@@ -28,11 +28,11 @@ def show_plan(config: dict[str, Any]) -> str:
     """Return the plan of a run as text, without starting the run.
 
     Args:
-        config: composed configuration. Optional keys describe imagined machines: their number
-            `hosts`, and the `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
+        config: composed configuration. Optional keys describe other machines than this one: their
+            number `hosts`, and the `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
 
     Raises:
-        ConfigError: the configuration is not valid, or the run does not fit.
+        ConfigError: the configuration is not valid, or the machines are too small for the run.
     """
     given = {key: config.pop(key) for key in PRETENDED if key in config}
     machines = _imagined_hosts(**{**PRETENDED, **given}) if given else None
@@ -59,7 +59,7 @@ def _imagined_hosts(
 
 
 def _model_shape(model: ModelNode) -> Shape | None:
-    """Return the shape of a model. Download only config.json if the model is on the hub."""
+    """Return the sizes of a model. If the model is on the hub, download only its config.json."""
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))

@@ -1,4 +1,4 @@
-"""Find the runs that a folder contains, and the folders and options on a command line."""
+"""Finds the runs in a folder, and splits a command line into folders and options."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run folder, or a job of a sweep."""
+    """A run, or a job of a sweep."""
 
-    folder: RunFolder | None  # None for a job that never started
+    folder: RunFolder | None  # None: the job of a sweep has not started
     overrides: list[str]
-    error: str | None = None  # the error of a failed job
-    grown: int = 0  # how often the sweep had grown when it got this job
+    error: str | None = None  # error message of a failed job
+    grown: int = 0  # how often the sweep was extended before it got this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs if `path` is a sweep, else its run, else the runs directly below `path`."""
+    """Return the jobs of a sweep's folder, the run of a run folder, or all runs below a folder."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
@@ -45,7 +45,7 @@ def folders_and_options(
     """Return the folders and the key=value options of a command line.
 
     Raises:
-        ValueError: an option has an unknown key. The message is for the user.
+        ValueError: an option has an unknown key.
     """
     folders, options = [], {}
     for word in words:
@@ -55,5 +55,5 @@ def folders_and_options(
         elif key in keys:
             options[key] = value
         else:
-            raise ValueError(f"{word}: unknown key, the keys are {', '.join(keys)}")
+            raise ValueError(f"{word}: the key {key} does not exist; choose from {', '.join(keys)}")
     return folders, options

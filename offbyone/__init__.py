@@ -1,4 +1,4 @@
-"""Exports this project's environments to the `verifiers` library, which looks for this name.
+"""Exports our environments to the library `verifiers`, which imports the package `offbyone`.
 
 vf.load_environment("offbyone", env="reverse-text")        verifiers 0.1.14
 vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
@@ -7,7 +7,7 @@ vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 from importlib.util import find_spec
 
 if find_spec("verifiers") is None:
-    __all__ = []  # Without verifiers, nothing is exported here; offbyone.environments still works.
+    __all__ = []  # offbyone.environments works without verifiers
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 

@@ -1,4 +1,4 @@
-"""Exports this project's environments to the classic API of `verifiers`.
+"""Exports our environments to the classic API of the library `verifiers` (0.1).
 
 vf.load_environment("offbyone", env="reverse-text", max_length=8)
 """
@@ -18,18 +18,18 @@ from envs.episode import Example, Split, StopReason
 from envs.protocol import Environment
 from envs.verifiers.classic import plain_message
 from offbyone.environments import load
-from offbyone.episodes import Played
+from offbyone.episodes import PlayedEpisode
 
-PLAYED = "offbyone_episode"  # key of the Played object in vf.State
-
-
-def load_environment(env: str = "reverse-text", **options: Any) -> "Exported":
-    """Return the environment `env` (a name in conf/env or module.Class) with these options."""
-    return Exported(load(env, **options))
+PLAYED = "offbyone_episode"  # key of vf.State for the PlayedEpisode
 
 
-class Exported(vf.MultiTurnEnv):
-    """The verifiers environment that replies with `Environment.reply` and scores with `score`."""
+def load_environment(env: str = "reverse-text", **options: Any) -> "ExportedEnvironment":
+    """Return the environment `env`: a name in conf/env, or module.Class, with these options."""
+    return ExportedEnvironment(load(env, **options))
+
+
+class ExportedEnvironment(vf.MultiTurnEnv):
+    """A verifiers environment that calls `reply` and `score` of one of our environments."""
 
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
@@ -38,28 +38,28 @@ class Exported(vf.MultiTurnEnv):
             eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # no limit, because env_response counts turns and must receive the last turn
+            # -1: no limit. `env_response` enforces our max_turns, after it has got the last turn.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
 
     async def setup_state(self, state: vf.State) -> None:
-        """Create the episode for the dataset row in `state`."""
+        """Store a new episode of the row's example in `state`."""
         info = state["info"]
-        state[PLAYED] = Played(self._exported, self._examples(info["split"])[info["id"]])
+        state[PLAYED] = PlayedEpisode(self._exported, self._examples(info["split"])[info["id"]])
 
     async def env_response(
         self,
-        messages: vf.Messages,  # noqa: ARG002 (the episode holds them)
+        messages: vf.Messages,  # noqa: ARG002 (the episode contains them)
         state: vf.State,
         **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
-        """Return the environment's reply. An empty final response ends the rollout."""
-        played: Played = state[PLAYED]
+        """Return the environment's reply. At the end, set state["final_env_response"]."""
+        played: PlayedEpisode = state[PLAYED]
         cut_off = state["trajectory"][-1]["is_truncated"]
         try:
-            reply = await played.turn(_newest_message(state), cut_off=cut_off)
-        except Exception as error:  # the loop of verifiers handles only vf.Error
+            reply = await played.take_turn(_newest_message(state), cut_off=cut_off)
+        except Exception as error:  # verifiers handles only vf.Error
             raise vf.Error(f"{type(played.env).__name__}.reply: {error}") from error
         if reply is None:
             state["final_env_response"] = []
@@ -67,15 +67,15 @@ class Exported(vf.MultiTurnEnv):
 
 
 class ExportedRubric(vf.Rubric):
-    """The rubric that records named rewards as metrics and their weighted sum as the reward."""
+    """A rubric that stores our named rewards as metrics and their weighted sum as the reward."""
 
     async def score_rollout(self, state: vf.State) -> None:
-        """Score one rollout. An exception in `score` is stored as the rollout's error."""
+        """Score one rollout. An exception of our `score` becomes the rollout's error."""
         state["reward"], state["metrics"] = 0.0, {}
         if state["error"] is not None:
             return
-        played: Played = state[PLAYED]
-        # If a limit of verifiers ended the rollout, env_response did not receive the last turn.
+        played: PlayedEpisode = state[PLAYED]
+        # If a limit of verifiers ended the rollout, `env_response` has not got the last turn.
         if len(state["trajectory"]) > played.episode.turns:
             played.add(_newest_message(state))
         played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
@@ -89,7 +89,7 @@ class ExportedRubric(vf.Rubric):
         state["reward"] = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
 
     async def score_group(self, states: list[vf.State]) -> None:
-        """Score each rollout separately. The advantage is the reward minus the group's mean."""
+        """Score each rollout. Its advantage is its reward minus the mean reward of the group."""
         for state in states:
             await self.score_rollout(state)
         mean = sum(state["reward"] for state in states) / max(1, len(states))
@@ -98,8 +98,8 @@ class ExportedRubric(vf.Rubric):
 
     @vf.cleanup
     async def release(self, state: vf.State) -> None:
-        """Release the resources of the episode after scoring."""
-        played: Played | None = state.get(PLAYED)
+        """Close the episode (`Environment.close`) after it was scored."""
+        played: PlayedEpisode | None = state.get(PLAYED)
         if played is not None:
             played.env.close(played.episode)
 

@@ -1,4 +1,4 @@
-"""Loads one of this project's environments by the name of its YAML file, without a run.
+"""Loads one of our environments by the name of its YAML file, for programs other than train.py.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
 load("my_package.MyEnv", size=3)      a custom class with all its options
@@ -14,30 +14,30 @@ from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.shipped import CONF
 
-# Options to compose with: wiki-search.yaml refers to model.describe_tools of a model config.
+# A model must be chosen, because wiki-search.yaml refers to the key model.describe_tools.
 MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
     """Return the environment `name` with these options changed.
 
-    Raise ValueError if the environment or an option does not exist, or an option has no value.
+    Raise ValueError if the environment or an option does not exist, or a needed option is missing.
     """
-    node = {"_target_": name} if "." in name else _node(name)
+    node = {"_target_": name} if "." in name else _env_node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
-        raise ValueError(f"{name} has no options {unknown}: it has {', '.join(list(node)[1:])}")
+        raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
     node |= options
     _require_values(node, name)
     return build(node)()
 
 
-def _node(name: str) -> dict[str, Any]:
+def _env_node(name: str) -> dict[str, Any]:
     """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         close = get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
-        raise ValueError(f"there is no environment {name!r}: {hint}")
+        raise ValueError(f"the environment {name!r} does not exist: {hint}")
     with initialize_config_dir(str(CONF), version_base=None):
         chosen = compose("train", [f"env={name}", *MODEL]).env
     node = OmegaConf.to_container(chosen, resolve=True)
@@ -48,7 +48,7 @@ def _node(name: str) -> dict[str, Any]:
 def _require_values(value: Any, path: str) -> None:
     """Raise ValueError if an option below `path` still has the placeholder ???."""
     if value == "???":
-        raise ValueError(f"{path} has no value: set it")
+        raise ValueError(f"the option {path} has no default: pass a value for it")
     if isinstance(value, dict | list):
         for key, child in value.items() if isinstance(value, dict) else enumerate(value):
             _require_values(child, f"{path}.{key}")

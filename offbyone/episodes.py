@@ -1,4 +1,4 @@
-"""An episode of an exported environment, used by both APIs of the `verifiers` library."""
+"""An episode of one of our environments, played by the library `verifiers` (both of its APIs)."""
 
 import math
 
@@ -8,8 +8,8 @@ from envs.messages import Message
 from envs.protocol import Environment
 
 
-class Played:
-    """An episode and the environment that plays it."""
+class PlayedEpisode:
+    """An episode, and the environment that replies in it."""
 
     def __init__(self, env: Environment, example: Example) -> None:
         self.env = env.environment_of(example)
@@ -20,8 +20,8 @@ class Played:
         self.episode.messages.append(message)
         self.episode.turns += 1
 
-    async def turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
-        """Add a turn of the policy and the environment's reply; return None at the end."""
+    async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
+        """Add a turn of the policy. Return the environment's reply; None: the episode has ended."""
         self.add(message)
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS
@@ -39,5 +39,5 @@ class Played:
         scored = await threads.call(self.env.score, self.episode)
         rewards, _ = rewards_by_name(scored, self.episode.turns)
         if not all(map(math.isfinite, rewards.values())):
-            raise ValueError(f"score returned NaN or infinity: {rewards}")
+            raise ValueError(f"score returned NaN or infinity: {rewards}: return finite numbers")
         return rewards

@@ -1,4 +1,4 @@
-"""Exports this project's environments as a taskset of `verifiers.v1`, with the harness for it.
+"""Exports our environments as a taskset of `verifiers.v1`, with the harness that plays it.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
 """
@@ -17,11 +17,11 @@ from envs.episode import Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
 from offbyone.environments import load
-from offbyone.episodes import Played
+from offbyone.episodes import PlayedEpisode
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The taskset's settings: environment, changed options (`knobs`) and split."""
+    """The options of the taskset: environment, its changed options (`knobs`), and split."""
 
     env: str = "reverse-text"
     knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -29,23 +29,23 @@ class ExportedConfig(vf.TasksetConfig):
 
 
 class ExportedState(vf.State):
-    """The state of a rollout: its episode and the environment that plays it."""
+    """The state of a rollout: its PlayedEpisode."""
 
     played: Any = None
 
 
 class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
-    """An example of the environment as a task of verifiers."""
+    """One of our examples as a task of verifiers."""
 
     played_by: Environment
     example: Example
 
     async def setup(self, trace: vf.Trace) -> None:
-        """Create the episode of the rollout."""
-        trace.state.played = Played(self.played_by, self.example)
+        """Create the episode of a rollout."""
+        trace.state.played = PlayedEpisode(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
-        """Record the named rewards with their weights, and rewards without a weight as metrics."""
+        """Record rewards that have a weight as rewards, and the others as metrics."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
@@ -58,7 +58,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
 
 
 class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    """A verifiers taskset: the examples of one environment, which may be a mixture."""
+    """A taskset with the examples of one environment, which may be a mixture."""
 
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split as tasks."""
@@ -73,7 +73,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
 
 
 class ExportedHarness(vf.Harness[vf.HarnessConfig]):
-    """The harness that plays an episode in this process, with turns from the verifiers endpoint."""
+    """A harness that plays episodes in this process and asks verifiers' endpoint for each turn."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False
@@ -87,14 +87,14 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         endpoint: str,
         secret: str,
         mcp_urls: dict[str, str],  # noqa: ARG002
-        data: vf.TaskData,  # noqa: ARG002 (the episode holds the prompt)
+        data: vf.TaskData,  # noqa: ARG002 (the episode contains the prompt)
     ) -> ProgramResult:
-        """Play the episode. Return status 0, or 1 with the error text of a failed model call."""
-        played: Played = trace.state.played
+        """Play the episode. Return status 0, or 1 with the error text of a failed request."""
+        played: PlayedEpisode = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # No timeout here, because verifiers itself limits the time.
+        # timeout=None, because verifiers limits the time of a rollout.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}
@@ -109,7 +109,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
                 message: Message = {k: v for k, v in choice["message"].items() if v is not None}
                 message.setdefault("content", "")
                 cut_off = choice["finish_reason"] == "length"
-                if await played.turn(message, cut_off=cut_off) is None:
+                if await played.take_turn(message, cut_off=cut_off) is None:
                     return ProgramResult(0, "", "")
 
     async def cleanup(
@@ -117,19 +117,19 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         trace: vf.Trace,
         runtime: vf.Runtime,  # noqa: ARG002
     ) -> None:
-        """Release the resources of the episode."""
+        """Close the episode (`Environment.close`)."""
         if (played := trace.state.played) is not None:
             played.env.close(played.episode)
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The settings of one agent that runs on this machine, because the harness runs no program."""
+    """The options of the agent: it runs in this process, because the harness starts no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """The verifiers environment in which one agent, the policy, plays one task."""
+    """A verifiers environment in which one agent, the policy, plays a task."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Play the task with the agent."""

@@ -1,1 +1,1 @@
-"""Maths environments: word problems, calculations, data sets and a Python tool."""
+"""Package of maths environments: word problems, calculations, data sets and a Python tool."""

@@ -1,4 +1,4 @@
-"""Calculations with whole numbers that are hard to do mentally but need one line of Python.
+"""Generates calculations that are hard to do mentally but need only one line of Python.
 
 product   48213 * 90217         sum        of the squares of the numbers from a to b
 power     7^1234 mod 97         binomial   n over k, modulo m
@@ -65,11 +65,11 @@ class Calculations(Procedural):
     """A source of calculations, with about equally many questions of each kind."""
 
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
-        """Create the source. Numbers with more `digits` are harder to calculate mentally."""
+        """Create the source. `digits`: number of digits of the numbers; more are harder."""
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
         if not 2 <= digits <= 6:
-            raise ValueError(f"digits={digits}: numbers have 2 to 6 digits here")
+            raise ValueError(f"digits={digits}: set it to 2, 3, 4, 5 or 6")
         super().__init__(num_train=num_train, num_eval=num_eval)
         self._kinds, self._num_digits = tuple(kinds), digits
 

@@ -1,4 +1,4 @@
-"""Questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
+"""Reads questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
 
 An answer in GSM8K's form (worked steps, then `#### 18`) is split into solution and answer.
 Training questions that also occur in the eval split are removed.
@@ -32,8 +32,8 @@ class DataQuestions(Questions):
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
             raise ValueError(
-                f"{self._dataset.path} gives {len(kept)} questions to train on and {len(held_out)} "
-                "to evaluate with: both splits need some; change num_eval"
+                f"{self._dataset.path} has {len(kept)} questions for training and {len(held_out)} "
+                "for evaluation, but both need at least one: change num_eval"
             )
         return {"train": kept, "eval": held_out}
 
@@ -46,5 +46,5 @@ def question_of(example: Example) -> Question:
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:
         return Question(text, full_answer)
-    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # removes notes like <<1+2=3>> in GSM8K
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K has notes such as <<1+2=3>>
     return Question(text, answer.strip(), solution)

@@ -20,7 +20,7 @@ REWARDS = ("correct", "format")
 
 @dataclass(kw_only=True, eq=False)
 class Maths(Environment):
-    """The environment that asks questions and grades the final answers."""
+    """An environment that asks the questions of a source and grades the final answers."""
 
     name: str = field()
     questions: Questions
@@ -61,13 +61,13 @@ class Maths(Environment):
             turns = self._expert(question)
             if not turns:
                 raise ValueError(
-                    f"the questions of env {self.name!r} come without solutions, so there is "
-                    "nothing to imitate: set model.warm_start=null, or another sampler"
+                    f"the questions of env {self.name!r} come without solutions, so there are no "
+                    "demonstrations: set model.warm_start=null, or sampler=async"
                 )
             yield [self._prompt(question), *turns]
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return the worked solution as one turn, or [] if the question has no worked solution."""
+        """Return the worked solution as one turn; [] if the question has none."""
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 

@@ -1,8 +1,8 @@
-r"""Comparison of answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
+r"""Compares answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
 
-This module compares numbers exactly. Sandboxes (envs/sandbox/sandbox.py) compare all other answers
-with math-verify (a LaTeX grammar and sympy), because an expression of the policy may need unlimited
-time or memory. A comparison that hangs does not affect other comparisons.
+Numbers are compared here, exactly. Other answers are compared with math-verify (a LaTeX grammar and
+sympy) in sandboxes (envs/sandbox/sandbox.py), because an expression that the policy wrote may need
+unlimited time or memory. A comparison that hangs does not affect other comparisons.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # timeout of a comparison divided by its limit of processor time
-MAX_CHARS = 500  # A longer answer is compared as plain text.
+CLOCK_PER_CPU = 20  # a comparison times out after this many times its limit of processor time
+MAX_CHARS = 500  # answers with more characters are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
@@ -52,7 +52,7 @@ def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
     opened: list[tuple[int, bool]] = []  # (position, whether of \boxed{) of each unclosed brace
     start, answer = -1, None
-    for brace in _BRACE.finditer(text):  # A single pass takes linear time for any text.
+    for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
             opened.append((brace.end(), len(brace[0]) > 1))
         elif brace[0] == "}" and opened:
@@ -77,7 +77,7 @@ def normalised(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the number in a normalised answer without its unit; None if it is no number."""
+    """Return the number in a normalised answer, without its unit; None: the answer has none."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -98,7 +98,7 @@ class Grader:
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
+        """Create `workers` sandboxes. Limits per comparison: `cpu_seconds`, `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
@@ -126,14 +126,14 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the last used sandbox, because its process already runs
+            sandbox = self._idle.pop()  # the one used last, whose process is most likely running
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
-            except ToolError:  # The comparison exceeded its limits.
+            except ToolError:  # the comparison exceeded its limits
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, results in None.
+        # Any other output, such as a traceback, means None: the answers cannot be compared.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:

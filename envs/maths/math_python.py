@@ -22,7 +22,7 @@ class MathPython(Maths):
     """The maths environment with the tool `python`."""
 
     max_turns: int = field()
-    max_concurrent: int | None = field()  # Each parallel episode has one interpreter.
+    max_concurrent: int | None = field()  # also limits the number of interpreter processes
     sandbox: Limits
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class MathPython(Maths):
             sandbox.close()
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return a tool call, its result and the answer; empty if the question has no code."""
+        """Return a tool call, its result and the answer; [] if the question has no code."""
         call = tool_call("python", code=question.code)
         told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
         return [call, told, assistant(boxed(question.answer))] if question.code else []

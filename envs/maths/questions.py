@@ -1,8 +1,7 @@
-"""Questions with a mathematical answer, and the base classes of their sources.
+"""Maths questions, and the base classes of the sources that generate or read them.
 
-A source returns the questions of each split. The environments (environment.py, math_python.py) ask
-and grade the questions. word_problems.py and calculations.py generate questions.
-dataset_questions.py reads questions from a data set.
+word_problems.py and calculations.py generate questions. dataset_questions.py reads them from a data
+set. The environments (environment.py, math_python.py) ask the questions and grade the answers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,12 @@ from random import Random
 from envs.episode import Split
 from envs.options import check_at_least
 
-MAX_TRIES = 20  # maximum number of draws per requested question
+MAX_TRIES = 20  # draws per requested question, after which too few different questions exist
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question with its answer, and optionally a worked solution or code."""
+    """One question with its answer, and perhaps a worked solution or code."""
 
     text: str
     answer: str
@@ -34,17 +33,17 @@ class Questions:
         raise NotImplementedError
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield an endless stream of training questions, none of which is in the eval split."""
+        """Yield training questions, without end. None of them is in the eval split."""
         known = self.load("train")
         while True:
             yield rng.choice(known)
 
 
 class Procedural(Questions):
-    """Base class of sources that generate questions with the method `draw` and fixed seeds.
+    """Base class of sources that generate questions: `draw` is called with fixed seeds.
 
     The eval questions depend only on the options of `draw` and on num_eval. They are distinct, and
-    occur neither in the train split nor in the output of `fresh`.
+    occur neither in the train split nor in the questions of `fresh`.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:
@@ -56,11 +55,11 @@ class Procedural(Questions):
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:
-        """Return num_train or num_eval distinct questions, depending on the split."""
+        """Return num_train or num_eval distinct questions."""
         return self._eval if split == "eval" else self._train
 
     def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield an endless stream of new questions, none of which is in the eval split."""
+        """Yield random questions, without end. None of them is in the eval split."""
         held_out = {question.text for question in self._eval}
         while True:
             question = self.draw(rng)
@@ -86,6 +85,6 @@ class Procedural(Questions):
                 if len(questions) == count:
                     return questions
         raise ValueError(
-            f"num_{split}={count}: there are too few different questions ({len(questions)} found); "
-            f"lower num_{split}, or allow harder questions"
+            f"num_{split}={count}, but only {len(questions)} different questions were found: lower "
+            f"num_{split}, or set the other options so that more questions exist"
         )

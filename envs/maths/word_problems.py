@@ -1,4 +1,4 @@
-"""Generated word problems with worked solutions. They resemble GSM8K but need no download.
+"""Generates word problems with worked solutions. They resemble GSM8K but need no download.
 
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
@@ -15,7 +15,7 @@ from envs.options import check_range
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
 
-Step = tuple[str, str, int]  # sentence, arithmetic expression, result of the expression
+Step = tuple[str, str, int]  # (sentence, arithmetic expression, its result)
 
 
 def _receive(total: int, name: str, things: str, rng: Random) -> Step:
@@ -71,7 +71,7 @@ class WordProblems(Procedural):
         self._num_steps = range(min_steps, max_steps + 1)
 
     def draw(self, rng: Random) -> Question:
-        """Return one story. Its solution has one line per step, and its code is one expression."""
+        """Return one question. Its solution has a line per step, and its code is one expression."""
         name, things = rng.choice(NAMES), rng.choice(THINGS)
         total = rng.randint(3, 60)
         story, lines, code = [f"{name} has {total} {things}."], [], str(total)
@@ -83,7 +83,7 @@ class WordProblems(Procedural):
             sentence, operation, after = step
             story.append(sentence)
             lines.append(f"{operation} = {after}")
-            # Replace the number at the start of `operation` by the code that computes it.
+            # `operation` begins with the last total. The code computes this total instead.
             rest = operation.removeprefix(str(total)).replace("/", "//")
             code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
         story.append(f"How many {things} does {name} have now?")

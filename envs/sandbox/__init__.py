@@ -1,1 +1,1 @@
-"""Execution of the policy's code in processes that the kernel confines."""
+"""Package that executes the policy's code in processes without access to the machine."""

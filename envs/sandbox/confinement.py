@@ -1,4 +1,4 @@
-"""Confinement of the calling process, which can then only compute and read Python's library.
+"""Confines the calling process, which can then only compute and read Python's library.
 
     out of memory     the kernel ends this process before all other processes
     resource limits   memory; no core dump, no write to any file, no child process
@@ -7,10 +7,10 @@
     seccomp           a list of allowed system calls: no network, no child or thread, no program,
                       no signal to other processes, no change to any file or foreign descriptor
 
-No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
-a laptop. Seccomp is required. Landlock (Linux 5.13 or newer, not switched off) is required unless
-the configuration accepts its absence. Then an audit hook refuses to read files. The hook stops
-accidents but no determined attack, because readline, sqlite3 and the C library can read files.
+No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
+laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
+allow_without_landlock=true. Without Landlock, a Python audit hook refuses to read files. This stops
+accidents but not an attack, because readline, sqlite3 and the C library can read files.
 
 This module imports only the standard library, because it runs in the sandbox's own process.
 """
@@ -69,7 +69,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(function: str, *args: object) -> int:
-    """Call a function of the C library. Raise OSError if the call fails."""
+    """Call a function of the C library and return its result. Raise OSError if it fails."""
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
@@ -96,7 +96,7 @@ def limit_resources(memory_mb: int) -> None:
 
 
 def readable_paths(packages: Sequence[str]) -> list[str]:
-    """Return the readable paths: Python's library, system libraries and `packages`."""
+    """Return the paths that code may read: Python's library, system libraries and `packages`."""
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"]
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
     paths = [*python, *system, "/etc/ld.so.cache", *packages]
@@ -104,7 +104,7 @@ def readable_paths(packages: Sequence[str]) -> list[str]:
 
 
 def raise_oom_score() -> None:
-    """Make the kernel end this process first when memory runs out, if /proc is writable."""
+    """Make the kernel end this process first if memory runs out. Needs a writable /proc."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
@@ -124,7 +124,7 @@ def landlock(paths: Sequence[str]) -> bool:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # Restrict all file rights of this version. The kernel rejects rights of newer versions.
+    # All file rights that this version of Landlock knows are forbidden, except as allowed below.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -138,7 +138,7 @@ def landlock(paths: Sequence[str]) -> bool:
 
 
 def guard_reading(paths: Sequence[str]) -> None:
-    """Forbid access to files outside `paths` with an audit hook, if Landlock is missing."""
+    """Forbid access to files outside `paths` with an audit hook. Used if Landlock is missing."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -154,7 +154,7 @@ def guard_reading(paths: Sequence[str]) -> None:
 
 
 def _seccomp_program(machine: str) -> bytes:
-    """Return the seccomp filter, a BPF program. Most calls that it refuses fail with EPERM."""
+    """Return the seccomp filter, a BPF program. Most refused system calls fail with EPERM."""
     column, architecture, partly = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
@@ -181,7 +181,7 @@ def _seccomp_program(machine: str) -> bytes:
     steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
-    # Refused fcntl commands reach the first `refuse`. Other refused calls jump to the second.
+    # A refused fcntl command reaches the first `refuse`. Other refused calls jump to the second.
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
@@ -200,7 +200,7 @@ def seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all layers in an order that works. Raise OSError if the kernel refuses a layer."""
+    """Apply all layers, in the only order that works. Raise OSError if the kernel refuses one."""
     die_with_parent()
     raise_oom_score()
     limit_resources(memory_mb)

@@ -2,8 +2,8 @@
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
-the caller limits the length of an answer and treats its text as output of the code.
+An answer contains the ticket of its request. Code that finds the socket can forge an answer. This
+gains it nothing, because the caller treats the text as output of the code and limits its length.
 """
 
 import ast
@@ -21,7 +21,7 @@ from types import CodeType
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message, whose text is empty or a start error
+READY = bytes(8)  # ticket of the first message, whose text is an error of the start, or empty
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -40,13 +40,13 @@ class CappedOutput(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # Slicing at each write would copy too much text.
+        if len(self._tail) > 2 * self._half:  # not at every write, because slicing copies the text
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
 
     def text(self) -> str:
-        """Return the output. A note replaces the middle if the output was too long."""
+        """Return the output. If it was too long, a note replaces its middle."""
         tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
         between = f"\n... {missing} characters left out ...\n" if missing else ""
@@ -66,7 +66,7 @@ class Interpreter:
         printed = CappedOutput(self._max_output_chars)
         sys.stdout = sys.stderr = printed
         sys.stdin = io.StringIO()
-        # Store the source, so that a traceback can quote the line although the code is in no file.
+        # With the source in linecache, a traceback can quote lines although there is no file.
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
@@ -81,7 +81,7 @@ class Interpreter:
 
 
 def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
-    """Compile the statements, and separately the expression at the end if there is one."""
+    """Return the compiled statements, and separately the compiled last expression, if any."""
     tree = ast.parse(code, NAME)
     last = None
     match tree.body:
@@ -111,7 +111,7 @@ def receive(fd: int, count: int) -> bytes:
     while len(data) < count:
         part = os.read(fd, count - len(data))
         if not part:
-            os._exit(0)  # skips atexit functions that the policy's code registered
+            os._exit(0)  # without the atexit functions that the policy's code registered
         data += part
     return data
 

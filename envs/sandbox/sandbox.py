@@ -1,4 +1,4 @@
-r"""A sandbox that runs the policy's Python code in a process that can only compute.
+r"""Runs the policy's Python code in a process that can only compute.
 
     sandbox = Sandbox(limits)                 nothing starts yet
     await sandbox.run("x = 6 * 7")            ''     the process starts here
@@ -34,10 +34,10 @@ from envs.options import check_at_least
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
-START_TIMEOUT = 120.0  # maximum seconds for the start of a process
+START_TIMEOUT = 120.0  # seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The parent's variables are not passed. Libraries get one thread: they cannot start more.
+# The process gets only these environment variables. It cannot start threads, so libraries get one.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -71,7 +71,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """The error of a process that sent an invalid answer. The message completes "the code ..."."""
+    """Error: the process sent an invalid answer. The message continues the words "the code"."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -90,15 +90,15 @@ def check_sandbox(limits: Limits, preload: str = "") -> None:
 
 
 class Sandbox:
-    """A confined Python interpreter, which starts at its first use."""
+    """A confined Python interpreter. Its process starts at the first use."""
 
     def __init__(self, limits: Limits, preload: str = "") -> None:
-        """Create a sandbox. Each new process first runs `preload`, without the limits of a call."""
+        """Create a sandbox. Each new process first runs the code `preload`, without time limits."""
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._cpu_timer: asyncio.TimerHandle | None = None  # next check of the processor time
-        self._exceeded_cpu_time = False  # whether code used too much of this time
+        self._exceeded_cpu_time = False  # whether the code used too much processor time
 
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.
@@ -108,7 +108,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # After a cancelled call, the next call would get a late answer.
+        except BaseException:  # the answer of a cancelled call must not reach the next call
             self.close()
             raise
 
@@ -120,7 +120,7 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # Waiting would block the event loop, so _reap collects the exit status later.
+            # `_reap` collects the exit status later, because waiting would block the event loop.
             _killed.append(self._process)
         self._process = self._socket = None
         _reap()
@@ -128,7 +128,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # Use a random ticket, so that code cannot forge answers to later calls in advance.
+        # The ticket is random, so that code cannot forge the answers to later calls.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -146,9 +146,9 @@ class Sandbox:
         )
 
     def _limit_processor_time(self) -> None:
-        """Kill the process after cpu_seconds more of processor time, even if it has answered.
+        """Kill the process after `cpu_seconds` more of processor time, even if it has answered.
 
-        The kernel's own limit is not enough, because it sends a signal that code can ignore.
+        The kernel's limit of processor time is not used, because code can ignore its signal.
         """
         assert self._process
         process, loop = self._process, asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # One thread needs at least `left` seconds more.
+                if left > 0:  # check again after `left` seconds, the earliest possible time
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -168,7 +168,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process and return why it failed, as a completion of "the code ..."."""
+        """Kill the process. Return why it failed, as a continuation of the words "the code"."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -193,7 +193,7 @@ class Sandbox:
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Start the process in this thread, because it dies with the thread that starts it.
+        # Not started in another thread, because the process ends with the thread that starts it.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(
@@ -215,7 +215,7 @@ class Sandbox:
         except (TimeoutError, _InvalidAnswer, OSError) as error:
             problem = f"it did not get ready within {START_TIMEOUT:g} s ({error!r})"
         if problem:
-            raise RuntimeError(f"no sandbox for Python code on this machine: {problem}")
+            raise RuntimeError(f"this machine cannot start a sandbox for Python code: {problem}")
 
     async def _send(self, ticket: bytes, text: str) -> None:
         content = text.encode(errors="backslashreplace")
@@ -226,7 +226,7 @@ class Sandbox:
     async def _receive(self, ticket: bytes) -> str:
         """Return the answer. Raise _InvalidAnswer if it has another ticket or is too long."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # A character has at most 4 bytes. The note about left-out text has at most 100 characters.
+        # A character has at most 4 bytes. 100 characters are for the note about left-out text.
         if answered != ticket or length > 4 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("answered in the interpreter's place")
         return (await self._read(length)).decode(errors="replace")
@@ -244,10 +244,10 @@ class Sandbox:
 
 def _processor_time(process: subprocess.Popen[bytes]) -> float:
     """Return the processor time of a process. Raise OSError if the process has ended."""
-    return time.clock_gettime((~process.pid << 3) | 2)  # id of the process's CPU clock
+    return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # killed processes without a collected exit status
+_killed: list[subprocess.Popen[bytes]] = []  # killed processes whose exit status is not collected
 
 
 def _reap() -> None:

@@ -1,1 +1,1 @@
-"""Support for environments of the `verifiers` library, in its classic API and its v1 API."""
+"""Package that plays environments of the `verifiers` library, of its classic API and of v1."""

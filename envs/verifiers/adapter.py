@@ -1,4 +1,4 @@
-"""The common interface of the classic API and the v1 API of the `verifiers` library."""
+"""The interface by which our code uses both APIs of the `verifiers` library."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,21 +20,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one episode that the library played."""
+    """The result of an episode that the `verifiers` library played."""
 
     reward: float
     rewards: dict[str, float] = field(default_factory=dict)  # unweighted rewards and metrics
-    stop_reason: StopReason | None = None  # None: the last turn's stop reason applies
+    stop_reason: StopReason | None = None  # None: use the stop reason of the last turn
 
 
 class Adapter(Protocol):
-    """A loaded `verifiers` environment, with an interface that both APIs share."""
+    """A loaded environment of the `verifiers` library, of either API."""
 
     max_concurrent: int | None  # maximum number of parallel episodes; None: the sampler's limit
     reward_weights: dict[str, float]
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the first `limit` rows of a split, or None if the split does not exist."""
+        """Return the first `limit` rows of a split; None: the split does not exist."""
         ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
@@ -43,9 +43,9 @@ class Adapter(Protocol):
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:
-    """Raise ValueError if a prompt contains anything except text."""
+    """Raise ValueError if a prompt contains an image or anything else except text."""
     for message in (message for row in rows for message in row.messages):
         try:
             text_of(message.get("content"))
         except ValueError as error:
-            raise ValueError(f"env.id={env_id}: {error}; use another environment") from error
+            raise ValueError(f"env.id={env_id}: {error}: choose another environment") from error

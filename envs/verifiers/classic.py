@@ -1,10 +1,10 @@
 """The adapter for the classic API of `verifiers`: a dataset, a rollout loop and a rubric.
 
-The library requests every turn from a `Client`. PolicyClient gets the turn from the policy.
+The library asks a `Client` for every turn. Our PolicyClient gets the turn from the policy.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# The option is needed because pyright takes this folder `verifiers` for the library.
+# Needed because pyright mistakes this folder, `verifiers`, for the library.
 
 import signal
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ class ClassicAdapter:
             self._env = vf.load_environment(name, **args)
         if self._env.requires_group_rollouts:
             raise ValueError(
-                f"env.id={name} has rewards that compare the rollouts of a group, and here each "
-                "rollout is scored by itself: use another environment"
+                f"env.id={name} has rewards that compare the rollouts of a group, but each rollout "
+                "is scored alone: choose another environment"
             )
         rubric = self._env.rubric
         listed = zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=True)
@@ -60,7 +60,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # After a single turn or a truncated turn, the turn's own stop reason is more precise.
+        # After a single or a truncated turn, stop_reason=None: the turn's own is more precise.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -70,7 +70,7 @@ class ClassicAdapter:
 
 
 class PolicyClient(OpenAIChatCompletionsClient):
-    """A chat client of the library that gets every turn from the policy in training."""
+    """A chat client of the library that asks the policy in training for every turn."""
 
     async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Message], dict[str, Any]]:
         return [plain_message(message) for message in messages], {}
@@ -93,7 +93,7 @@ class PolicyClient(OpenAIChatCompletionsClient):
         """Accept every turn, because a turn of the policy is never an error."""
 
     async def close(self) -> None:
-        """Do nothing, because the client holds no connection."""
+        """Do nothing, because the client has no connection."""
 
 
 def plain_message(message: Any) -> Message:
@@ -114,13 +114,13 @@ def plain_message(message: Any) -> Message:
 def _opening(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
-    # Remove the keys that Arrow added to each message with the value None.
+    # Remove keys with the value None. Arrow adds them, so that all messages have equal keys.
     return [{key: value for key, value in m.items() if value is not None} for m in prompt]
 
 
 @contextmanager
 def _kept_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers after the block, because loading an environment replaces them."""
+    """Restore the signal handlers after the block, in which the library replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

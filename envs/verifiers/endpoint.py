@@ -1,4 +1,4 @@
-"""A chat endpoint on the loopback interface whose model is the policy in training.
+"""A chat endpoint (OpenAI API) on 127.0.0.1 whose model is the policy in training.
 
     POST /v1/chat/completions     the header X-Session-ID identifies the episode
 
@@ -16,16 +16,16 @@ from typing import Any
 from aiohttp import web
 
 from envs.messages import as_sent
-from envs.protocol import ContextFull, Speak, Spoken
+from envs.protocol import ContextFull, PolicyTurn, Speak
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
-_MAX_REQUEST = 1 << 30  # maximum request size in bytes, because a conversation may be long
+_MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps each running session to the function that gets its turns."""
+    """A chat endpoint. `speakers` maps an episode's session id to the function for its turns."""
 
     speakers: dict[str, Speak] = field(default_factory=dict)
 
@@ -34,7 +34,7 @@ class PolicyEndpoint:
         """Start the server and yield its base URL."""
         app = web.Application(client_max_size=_MAX_REQUEST)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # Cancel a request whose episode timed out, so that vLLM stops working on the request.
+        # handler_cancellation: if the client disconnects after a timeout, vLLM's work ends, too.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -62,13 +62,13 @@ class PolicyEndpoint:
         return web.json_response(completion(spoken))
 
 
-def completion(spoken: Spoken) -> dict[str, Any]:
-    """Return a turn as a chat completion in the format of the OpenAI API."""
+def completion(spoken: PolicyTurn) -> dict[str, Any]:
+    """Return a turn as a chat completion of the OpenAI API."""
     choice = {"index": 0, "message": as_sent(spoken.message), "finish_reason": _reason(spoken)}
     return _response("chat.completion", [choice], spoken)
 
 
-def _stream(spoken: Spoken) -> bytes:
+def _stream(spoken: PolicyTurn) -> bytes:
     """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
     delta = as_sent(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
@@ -76,13 +76,13 @@ def _stream(spoken: Spoken) -> bytes:
     content = {"index": 0, "delta": delta, "finish_reason": None}
     ending = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
     chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
-    # Use one id, because clients join chunks with the same id to one answer.
+    # Both chunks have the same id, by which clients join them.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()
 
 
-def _response(kind: str, choices: list[dict[str, Any]], spoken: Spoken) -> dict[str, Any]:
+def _response(kind: str, choices: list[dict[str, Any]], spoken: PolicyTurn) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": kind,
@@ -97,7 +97,7 @@ def _response(kind: str, choices: list[dict[str, Any]], spoken: Spoken) -> dict[
     }
 
 
-def _reason(spoken: Spoken) -> str:
+def _reason(spoken: PolicyTurn) -> str:
     if spoken.cut_off:
         return "length"
     return "tool_calls" if spoken.message.get("tool_calls") else "stop"
@@ -109,7 +109,7 @@ def text_of(content: Any) -> str:
         return content or ""
     kinds = {part["type"] for part in content} - {"text"}
     if kinds:
-        raise ValueError(f"the policy reads text, not {sorted(kinds)}")
+        raise ValueError(f"the policy reads only text, not {sorted(kinds)}")
     return "".join(part["text"] for part in content)
 
 

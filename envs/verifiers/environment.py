@@ -1,12 +1,11 @@
-"""Environments of the `verifiers` library as an `Environment` of this project.
+"""The environment env=verifiers, which plays an environment of the `verifiers` library.
 
     env.id=owner/name  ->  the installed package  ->  ClassicAdapter | TasksetAdapter
                                                        rows, play, reward weights
 
-The library conducts the conversation as with any chat endpoint. Each request of the library is one
-turn of the policy (`Environment.play`). So prompts, tools, stop conditions and rewards come from
-the library, and the run's vLLM samples every token. The run's sampler replaces the library's
-sampling settings.
+The library controls the conversation as with any chat endpoint: each of its requests is one turn of
+the policy. Prompts, tools, stop conditions and rewards come from the library. The run's vLLM
+samples every token, with the options of the run's sampler instead of the library's.
 
 `verifiers` 0.1 has the classic API (a module with `load_environment`). `verifiers` 0.4 has tasksets
 (`verifiers.v1`). The two versions cannot be installed together.
@@ -24,8 +23,8 @@ from envs.options import check_at_least
 from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
-_CHECKED_PROMPTS = 64  # number of prompts per split that are checked for images
-UNLISTED = "unlisted"  # the library's reward minus the weighted rewards whose weights are known
+_CHECKED_PROMPTS = 64  # this many prompts per split are checked for images
+UNLISTED = "unlisted"  # reward name: the library's reward minus all rewards with a known weight
 
 
 @dataclass(kw_only=True, eq=False)
@@ -44,12 +43,12 @@ class Verifiers(Environment):
         check_at_least(1, num_train=self.num_train)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
-        self.reward_weights = {}  # `_rows` sets these weights when it loads the environment.
+        self.reward_weights = {}  # set by `_rows`, which loads the environment
 
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
     ) -> None:
-        """Set a system prompt that replaces the library's system prompt."""
+        """Set `system_prompt`, which replaces the library's system prompt."""
         super().configure(system_prompt=system_prompt)
 
     def examples(self, split: Split) -> list[Example]:
@@ -61,7 +60,7 @@ class Verifiers(Environment):
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the library conduct and score the conversation."""
+        """Let the library play and score the episode."""
         row = self._rows[episode.example.info["split"]][episode.example.id]
         outcome = await self._adapter.play(row, speak)
         episode.memory["outcome"] = outcome
@@ -70,7 +69,7 @@ class Verifiers(Environment):
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return the library's rewards and metrics. Their weighted sum is the library's reward."""
         outcome = episode.memory.get("outcome")
-        if outcome is None:  # The context was full, and the library's code ignored the error.
+        if outcome is None:  # the context was full, so `play` did not finish
             return {}
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
@@ -88,8 +87,8 @@ class Verifiers(Environment):
         train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
-                f"env.id={self.id} has {len(train)} examples, and env.num_eval={own} "
-                "leaves none of them to train on: lower env.num_eval"
+                f"env.id={self.id} has {len(train)} examples, so env.num_eval={own} leaves none "
+                "for training: lower env.num_eval"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
@@ -112,23 +111,23 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
     """
     if find_spec("verifiers") is None:
         raise ValueError(
-            f"env.id={env_id} needs the verifiers library, which is not installed: "
-            "make verifiers, and PYTHONPATH=.venv/verifiers-v1 before the command"
+            f"env.id={env_id} needs the library verifiers, which is not installed: run "
+            "`make verifiers`, then set PYTHONPATH=.venv/verifiers-v1 before the command"
         )
     module = module_of(env_id)
     classic = find_spec("verifiers.envs") is not None
     known = find_spec(module) or (not classic and find_spec(f"verifiers.v1.tasksets.{module}"))
     if not known:
         raise ValueError(
-            f"env.id={env_id}, but there is no module {module}: install the environment's package"
+            f"env.id={env_id}: the module {module} is not installed: install its package"
         )
-    # Read the source, because importing an environment of the other API would fail.
+    # The source is read as text, because importing an environment of the other API would fail.
     source = Path(known.origin).read_text() if known.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"
         raise ValueError(
             f"env.id={env_id} is written for the {written_for}, but verifiers "
-            f"{version('verifiers')} is installed: install the other one"
+            f"{version('verifiers')} is installed: install that version of verifiers"
         )
     if classic:
         from envs.verifiers.classic import ClassicAdapter

@@ -1,11 +1,11 @@
-"""The adapter for tasksets of `verifiers.v1`, whose harnesses use a chat endpoint.
+"""The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
-The harness, often a separate program, requests every turn from the endpoint in
-envs/verifiers/endpoint.py. The trace id in the request identifies the episode.
+The harness, often a separate process, asks the endpoint in envs/verifiers/endpoint.py for every
+turn. The trace id in the request identifies the episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# The option is needed because pyright takes this folder `verifiers` for the library.
+# Needed because pyright mistakes this folder, `verifiers`, for the library.
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
-from envs.protocol import ContextFull, Speak, Spoken
+from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.verifiers.adapter import Outcome, Row
 from envs.verifiers.endpoint import MODEL, PolicyEndpoint
 
@@ -28,36 +28,38 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 
 class TasksetAdapter:
-    """The adapter for a taskset and the environment that plays the taskset."""
+    """The adapter for a taskset and the library's environment that plays it."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """Load the environment. `args` is its configuration, as in the library's `env` table."""
+        """Load the environment. `args`: its options, as in the library's `env` table."""
         self._env = loaders.load_environment(env_config(name, args))
-        # Harnesses and tool servers are processes. Thirty need minutes to start on two cores, but
-        # they mostly wait for the policy, so each core gets several episodes.
+        # Harnesses and tool servers are processes. Too many at once start slowly (30 on two cores:
+        # minutes), but they mostly wait for the policy, so each core gets several episodes.
         self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the taskset's tasks. Return None for eval, because a taskset has no splits."""
+        """Return the taskset's tasks; None for eval, because a taskset has no splits."""
         if split == "eval":
             return None
         taskset = self._env.taskset
         if limit is None and not taskset.bounded:
-            raise ValueError("the taskset never ends: limit it with env.num_train=...")
+            raise ValueError("the taskset has no end: set env.num_train to a number of tasks")
         tasks = list(taskset if limit is None else taskset.take(limit))
         if tasks:
             self.reward_weights |= _weights(tasks[0])
         return [Row(_opening(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Run one episode with the library's environment. The task scores the episode."""
+        """Play one episode with the library's environment. The task scores it."""
         sessions: list[str] = []
         full = False
 
-        async def get_turn(messages: list[Message], tools: list[dict[str, Any]] | None) -> Spoken:
+        async def get_turn(
+            messages: list[Message], tools: list[dict[str, Any]] | None
+        ) -> PolicyTurn:
             nonlocal full
             try:
                 return await speak(messages, tools)
@@ -78,12 +80,12 @@ class TasksetAdapter:
         return _outcome(episode, full)
 
     async def _context_of_servers(self) -> vf.ModelContext:
-        """Return the context for agents. The first call starts the servers that agents need."""
+        """Return the context for agents. The first call starts the servers that they need."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
-            # Keep a reference, because the event loop keeps only weak references to tasks.
+            # Keep a reference to the task, because the event loop has only a weak one.
             self._task = asyncio.create_task(self._run_servers(self._context))
-        # All episodes await this future, so a cancelled episode must not cancel the future.
+        # Shielded, so that a cancelled episode does not cancel the future of all episodes.
         return await asyncio.shield(self._context)
 
     async def _run_servers(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
@@ -92,7 +94,7 @@ class TasksetAdapter:
                 client = vf.EvalClientConfig(base_url=url, api_key_var="OFFBYONE_NO_KEY")
                 ready.set_result(vf.ModelContext(model=MODEL, client=client))
                 await asyncio.Event().wait()
-        except Exception as error:  # Waiting episodes must get any error of the servers.
+        except Exception as error:  # pass the error to the episodes that wait for the servers
             if ready.done():
                 raise
             ready.set_exception(error)
@@ -101,8 +103,8 @@ class TasksetAdapter:
 def env_config(name: str, args: dict[str, Any]) -> Any:
     """Return the library's configuration of a taskset's environment.
 
-    If neither the taskset nor `args` chooses a harness, an agent gets the harness without tools, so
-    that no policy in training gets a shell by default. Harnesses that execute no code run in a
+    If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools.
+    The library's default would give the policy a shell. Harnesses that execute no code run in a
     subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
@@ -111,8 +113,8 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     roles = agent_config_fields(chosen())
     if len(roles) > 1:
         raise ValueError(
-            f"env.id={name} has the agents {', '.join(roles)}, and only an environment of one "
-            "agent can train: use another environment"
+            f"env.id={name} has the agents {', '.join(roles)}, but an environment can have only "
+            "one agent here: choose another environment"
         )
     for role, declared in roles.items():
         seat = dict(config.get(role, {}))
@@ -135,14 +137,14 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the episode's outcome. Accept a failed harness if the policy's context was `full`."""
+    """Return the episode's outcome. `full`: the context was full, so the harness may fail."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
-        raise ValueError(f"agents {names} played, and only an environment of one agent can train")
+        raise ValueError(f"agents {names} played, but only one can train: choose another env.id")
     if not episode.ok and not full:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error message"
-        raise RuntimeError(f"the episode failed: {why}")
+        raise RuntimeError(f"the episode of the verifiers environment failed: {why}")
     (trace,) = episode.traces
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}

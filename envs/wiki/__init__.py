@@ -1,1 +1,1 @@
-"""The wiki-search environment: its pages, its questions and its search tools."""
+"""Package of the environment wiki-search: its pages, its questions and its search tools."""

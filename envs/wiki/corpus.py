@@ -1,4 +1,4 @@
-"""Pages with sections, questions about the pages, and functions to load both.
+"""Loads the pages of a corpus and the questions about them.
 
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
@@ -29,7 +29,7 @@ class Page:
 
     @property
     def id(self) -> str:
-        """The id of the page, which is its title with underscores instead of spaces."""
+        """The id of the page: its title with underscores instead of spaces."""
         return self.title.replace(" ", "_")
 
     @property
@@ -48,8 +48,8 @@ class Question:
     """A question about the corpus, with its answer.
 
     Attributes:
-        level: 1: the question names the page. 2: the page must be found by its content. 3: the
-            answer needs two pages. 0: unknown.
+        level: 1: the question contains the page's title. 2: the page must be found by its content.
+            3: the answer needs two pages. 0: unknown.
         path: (title, heading) of each section that an expert reads, in order; empty: unknown.
         query: the expert's first search query; empty: the first title of `path`.
     """
@@ -64,28 +64,28 @@ class Question:
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
     """Return the pages of a .jsonl file, or of a split of a data set that `datasets` loads.
 
-    `columns` maps the field names of this module to column names of the source. Raise ValueError if
-    the source cannot be read, a row is no page, or two pages have the same title.
+    `columns` maps our field names to column names of the source. Raise ValueError if the source
+    cannot be read, a row is not a page, or two pages have the same title.
     """
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
         page = page_of(record, where)
         if page.id in pages:
-            raise ValueError(f"{where}: there is a page {page.title!r} already")
+            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: change one")
         pages[page.id] = page
     return list(pages.values())
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Convert a record to a page. Errors name `where`, the record's file and line or row."""
+    """Convert a record to a page. `where`: file and line (or row) of the record, for errors."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
-        raise ValueError(f"{where}: a page needs a `title`{_row_hint(record)}")
+        raise ValueError(f"{where}: the page has no `title`{_row_hint(record)}")
     if isinstance(content, str):
         sections = dict(_sections_of(content))
     if not isinstance(sections, dict) or not sections:
         raise ValueError(
-            f"{where}: page {title!r} needs `sections` (a mapping) or `content`{_row_hint(record)}"
+            f"{where}: page {title!r} has no `sections` (mapping) or `content`{_row_hint(record)}"
         )
     return Page(title, {str(name): str(text) for name, text in sections.items()})
 
@@ -109,7 +109,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
-            raise ValueError(f"{where}: a question needs `question`, `answer`{_row_hint(record)}")
+            raise ValueError(f"{where} has no `question` or no `answer`{_row_hint(record)}")
         level = int(record.get("level") or 0)
         questions.append(Question(str(record["question"]), str(record["answer"]), level))
     return questions
@@ -118,7 +118,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place of each row, for error messages, and the row with renamed columns."""
+    """Yield (file and line for error messages, row with our field names) of each row."""
     if source.endswith(".jsonl"):
         rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
     else:

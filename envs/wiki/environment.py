@@ -2,9 +2,9 @@
 
     question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
 
-The shipped corpus has about 400 pages made from tables of facts (envs/wiki/facts.py). Your own
-pages and questions are JSONL files or data sets (envs/wiki/corpus.py). Training questions and
-held-out questions are about different pages.
+The corpus that we ship has about 400 pages made from tables of facts (envs/wiki/facts.py). Your own
+pages and questions may be JSON lines files or data sets (envs/wiki/corpus.py). Training questions
+and held-out questions are about different pages.
 """
 
 import zlib
@@ -32,7 +32,7 @@ GIVEN_UP = "I do not know."
 
 @dataclass(kw_only=True, eq=False)
 class WikiSearch(Environment):
-    """The environment of questions about a corpus, with tools to search the corpus."""
+    """The environment wiki-search. conf/env/wiki-search.yaml explains the options."""
 
     name = "wiki-search"
 
@@ -54,28 +54,28 @@ class WikiSearch(Environment):
         corpus, questions, levels = self.corpus, self.questions, self.levels
         if (corpus is None) != (questions is None):
             raise ValueError(
-                f"corpus={corpus}, questions={questions}: a corpus of your own needs both; "
-                "set both to null for the shipped corpus"
+                f"corpus={corpus}, questions={questions}: set both for a corpus of your own, or "
+                "set both to null for the corpus that we ship"
             )
         for option, name in (("corpus", corpus), ("questions", questions)):
-            # Check only .jsonl files, because another name may be a data set of the hub.
+            # Only .jsonl files are checked, because another name may be a data set of the hub.
             if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
-                raise ValueError(f"{option}={name}: no such file (looked for in {Path.cwd()})")
+                raise ValueError(f"{option}={name} does not exist in {Path.cwd()}: correct it")
         if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
-                f"columns names {sorted(unknown)}: map only {', '.join(COLUMNS)} to the names "
-                "of your columns"
+                f"columns contains {sorted(unknown)}: use only the keys {', '.join(COLUMNS)}, with "
+                "the names of your columns as values"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
         check_at_least(1, max_turns=self.max_turns)
         check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
         if not 0 <= self.giving_up <= 1:
-            raise ValueError(f"giving_up={self.giving_up}: a share of demonstrations, from 0 to 1")
+            raise ValueError(f"giving_up={self.giving_up}: set it to a share between 0 and 1")
         checked_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
-        _ = self._index  # Read the pages now, so that an error comes before the first episode.
+        _ = self._index  # reads the pages now, so that an error comes before the first episode
         return [
             Example(
                 id=number,
@@ -90,14 +90,14 @@ class WikiSearch(Environment):
             for number, question in enumerate(self._splits[split])
         ]
 
-    @property  # A property, so that the corpus is loaded only when it is needed.
+    @property  # not an attribute, so that the constructor does not load the corpus
     def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> list[Callable[..., Any]]:
         return _tools(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
-        """Return exact (0 or 1), f1 and, with a judge, the judge's score of the last message.
+        """Return exact (0 or 1), f1, found and, if there is a judge, the judge's score.
 
         `found` has one value per turn: the share of the answer's pages that the turn found.
         """
@@ -112,10 +112,10 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of expert conversations about made-up pages.
+        """Yield an expert's conversations, without end, about made-up pages.
 
         A share `giving_up` of the conversations ends after the search without an answer, so that
-        reinforcement learning can improve on the imitated expert.
+        the policy does not imitate a perfect expert and RL can improve it.
         """
         while True:
             pages, questions = made_up(rng)
@@ -126,7 +126,7 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self.giving_up and rng.random() < self.giving_up:
-                    # Keep the question, the tool call and its result (the first three messages).
+                    # The first three messages are the question, the tool call and its result.
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
@@ -153,22 +153,22 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # Use a checksum instead of hash(), so that every process holds out the same pages.
+        # A checksum, because hash() of a text differs between processes.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:
             raise ValueError(
-                f"num_eval={self.num_eval} and levels={sorted(self.levels)} leave no question to "
-                "train on: lower num_eval or add levels"
+                f"num_eval={self.num_eval} and levels={sorted(self.levels)} leave no question for "
+                "training: lower num_eval or add a level"
             )
         return {"train": train, "eval": held_out[: self.num_eval]}
 
 
 def expert(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return a conversation that finds the answer, or None if the search does not find the page."""
+    """Return a conversation that finds the answer; None: the search does not find the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
-    if question.level != 2:  # At level 2, the title is the answer, so no section is read.
+    if question.level != 2:  # at level 2 the answer is the page's title, so no section is read
         for title, heading in question.path:
             page = title.replace(" ", "_")
             turns.append(("view_sections", "page_id", page))

@@ -1,10 +1,10 @@
-"""The pages and questions that ship with wiki-search, made from the tables in envs/wiki/data.
+"""Makes the pages and questions of wiki-search from the tables in envs/wiki/data.
 
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
 Every sentence states one cell of a table. A cell is empty if there is no single answer. `made_up`
-builds pages about entities that do not exist, for demonstrations. A policy that imitates an expert
-on the real pages would memorise these pages instead of learning to search.
+makes pages about countries and elements that do not exist, for demonstrations. Demonstrations on
+the real pages would let the policy memorise these pages instead of learning to search.
 """
 
 import csv
@@ -18,19 +18,19 @@ from string import ascii_lowercase, ascii_uppercase
 
 from envs.wiki.corpus import Page, Question
 
-Row = Mapping[str, str]  # text of each cell by column
-NUM_INVENTED_ROWS = 4  # number of countries, and of elements, in a made-up corpus
+Row = Mapping[str, str]  # column -> text of the cell
+NUM_INVENTED_ROWS = 4  # a made-up corpus has this many countries and as many elements
 LONGEST_NAME = 14
 INVENTED = ("country", "capital", "currency", "language", "element")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """The sentence with which a page states one column of a table."""
+    """The sentence by which a page states the value of one column of a table."""
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether the value identifies the page, so that a question can quote it
+    unique: bool = False  # whether no other page has the same value, so that a question can use it
 
 
 FACTS = {
@@ -53,8 +53,8 @@ NAMES = {"language": "official language", "domain": "internet domain", "number":
 
 @cache
 def shipped() -> tuple[list[Page], list[Question]]:
-    """Return the shipped pages and all questions about them."""
-    tables = {kind: _read(f"{table}.csv") for kind, table in TABLES.items()}
+    """Return the pages made from the tables, and all questions about them."""
+    tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
     return _pages(tables), _questions(tables)
 
 
@@ -62,10 +62,10 @@ TABLES = {"country": "countries", "element": "elements"}
 
 
 def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
-    """Return the pages of a few entities that do not exist, and all questions about them."""
+    """Return pages about countries and elements that do not exist, and questions about them."""
     tables: dict[str, list[Row]] = {}
     for kind, table in TABLES.items():
-        real = _read(f"{table}.csv")
+        real = _read_table(f"{table}.csv")
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
         rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
@@ -79,7 +79,7 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
 
 
 def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
-    """Return a table row for an entity that does not exist, with random cells and new names."""
+    """Return a table row for a country or element that does not exist."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
         if column in row:
@@ -109,7 +109,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the letters that follow each pair of letters. A line break ends a name."""
+    """Return pair of letters -> letters that follow it in names. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):
@@ -138,7 +138,7 @@ def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
 
 
 def _questions_about(kind: str, row: Row) -> Iterator[Question]:
-    """Yield questions of level 1 (names the page), 2 (asks for the page), 3 (needs two pages)."""
+    """Yield questions of level 1 (contains the title), 2 (asks for it), 3 (needs two pages)."""
     title = row[kind]
     for column, fact in FACTS[kind].items():
         value = row[column]
@@ -155,6 +155,6 @@ def _questions_about(kind: str, row: Row) -> Iterator[Question]:
             yield Question(text, value, 3, ((row["capital"], "Overview"), path))
 
 
-def _read(name: str) -> list[Row]:
+def _read_table(name: str) -> list[Row]:
     text = (files("envs.wiki") / "data" / name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))

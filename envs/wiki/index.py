@@ -1,4 +1,4 @@
-"""The tools of a corpus (BM25 search, section lists, sections) and the reward `found`."""
+"""The tools of wiki-search (BM25 search, list of sections, section) and its reward `found`."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # Count the title twice, so that a page ranks above pages that only mention its title.
+        # `page.text` has the title, too: counted twice, it ranks the page above others with it.
         texts = [_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)
@@ -77,10 +77,10 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 
 def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[float]:
-    """Return for each turn of the policy the share of the wanted pages that its searches found.
+    """Return, for each turn of the policy, the share of the wanted pages that the turn found.
 
-    A page counts once, for the first turn whose search listed the page. So all turns together
-    earn at most 1, and a repeated search earns nothing.
+    A page counts only for the first turn whose search listed it. So all turns together get at most
+    1, and a repeated search gets 0.
 
     Args:
         messages: the conversation, from its first to its last turn.

@@ -1,1 +1,1 @@
-"""The command line: compose configurations with Hydra, and explain errors in one sentence."""
+"""Package for the command line: composes configurations with Hydra and explains its errors."""

@@ -1,6 +1,6 @@
-"""Explain each exception of Hydra in one sentence, and suggest the name that was probably meant.
+"""Explains an exception of Hydra in one sentence, and suggests the name that was probably meant.
 
-Hydra reports only the first unknown key or choice. To find similar keys, the configuration is
+Hydra's error names the unknown key, but not the existing keys. To find these, the configuration is
 composed again with only the group choices of the command line, such as loss=grpo.
 """
 
@@ -23,18 +23,18 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 _WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
 
 
-def explain(
+def explain_hydra_error(
     error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
     """Return a ConfigError that explains an exception of Hydra. `arguments` is the command line.
 
-    `primary` names the main file in conf/. `added` are keys that users must write with a plus.
+    `primary`: main file in conf/. `added`: optional keys, for which users write +key=value.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
         hint = did_you_mean(choice, error.options)
         choices = f"({group} has {', '.join(error.options)})"
-        return ConfigError([f"{group}={choice}: no such choice{hint} {choices}"])
+        return ConfigError([f"{group}={choice} does not exist{hint} {choices}"])
     if found := _WITHOUT_PACKAGE.search(str(error)):
         own, group = found.groups()
         line = f"override /{group}@_global_.{group}: <choice>"
@@ -53,9 +53,9 @@ def explain(
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
     """Return an error message for a key that the chosen files do not define."""
     if key in RENAMED:
-        return f"there is no key {key}: renamed to {RENAMED[key]}"
+        return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
-        return f"{key} is not a key of the configuration yet: write +{key}=..."
+        return f"{key} is not in the configuration yet: add it with +{key}=..."
     known = known_keys(arguments, primary)
     group, _, name = key.rpartition(".")
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
@@ -74,14 +74,14 @@ def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = compose(primary, [*_own_folder(arguments), *choices])
+            config = compose(primary, [*_config_dir_override(arguments), *choices])
         except (HydraException, OmegaConfBaseException):  # a choice is unknown
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]
 
 
-def _own_folder(arguments: list[str]) -> list[str]:
-    """Return the override that adds the folder of --config-dir to Hydra's search path."""
+def _config_dir_override(arguments: list[str]) -> list[str]:
+    """Return the override that lets Hydra also search the folder of --config-dir."""
     for argument, following in pairwise([*arguments, ""]):
         flag, _, value = argument.partition("=")
         if flag in ("--config-dir", "-cd"):

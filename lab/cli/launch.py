@@ -1,6 +1,6 @@
-"""Compose plain configurations from the command line with Hydra, and print errors in a few lines.
+"""Composes the configuration of a program with Hydra, calls the program, and prints its errors.
 
-The code of a run receives plain dicts, never a DictConfig. Errors are printed without a traceback.
+The program gets a plain dict, never a DictConfig. Errors are printed without a traceback.
 HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a wrong configuration,
 1 for a failed run, 130 for Ctrl-C.
 """
@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from lab.cli.hydra_errors import explain
+from lab.cli.hydra_errors import explain_hydra_error
 from lab.sweeps.job import run_job
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
@@ -34,25 +34,25 @@ from rl.runtime.sweep_folder import sweep_of_this_process
 from rl.runtime.text import printable
 
 
-def _shipped(path: str) -> str:
-    """Return the path of a shipped file: `path` itself if it exists, else the shipped one."""
+def _shipped_path(path: str) -> str:
+    """Return `path` if it exists, else the path of the shipped file of this name."""
     return path if Path(path).exists() else str(SHIPPED / path)
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, or the maximum length of the model in the folder `path` if that is shorter.
+    """Return `length`, or less if the model in the folder `path` supports fewer positions.
 
-    Configurations are composed offline, so the maximum length of a model on the hub is unknown.
+    Configurations are composed without a network, so for a model on the hub the limit is unknown.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
 
-OmegaConf.register_new_resolver("shipped", _shipped, replace=True)
+OmegaConf.register_new_resolver("shipped", _shipped_path, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
-# Prefixes of Hydra's overrides that only a sweep uses.
+# Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
 _SWEEP_PREFIXES = (
     "hydra.mode=",
     *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
@@ -63,16 +63,16 @@ _SWEEP_PREFIXES = (
 class Job:
     """The configuration and the command line of one run."""
 
-    config: dict[str, Any]  # all interpolations are resolved
+    config: dict[str, Any]  # without interpolations: all are resolved
     overrides: list[str]  # the overrides of this run, as the user wrote them
-    choices: dict[str, str]  # the chosen file of each config group
-    command: list[str]  # the command line before the overrides
+    choices: dict[str, str]  # config group -> chosen file
+    command: list[str]  # the command line without the overrides
 
 
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    `${hydra:...}` in it refers to the returned configuration, even if a task is running.
+    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
     """
     return composed(HydraConfig.get(), [], name)
 
@@ -80,7 +80,7 @@ def compose(name: str) -> dict[str, Any]:
 def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
     """Return the configuration `name` with these overrides.
 
-    `chosen` is the `hydra` node of a composed configuration. `name` defaults to that configuration.
+    `chosen` is the `hydra` node of the program's configuration. None as `name` means the same file.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
@@ -89,7 +89,7 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
 
 
 def _choices(chosen: Any) -> dict[str, str]:
-    """Return the chosen file of each config group, from Hydra's node `chosen`."""
+    """Return config group -> chosen file, from the `hydra` node of a configuration."""
     return {
         group: choice
         for group, choice in chosen.runtime.choices.items()
@@ -100,7 +100,7 @@ def _choices(chosen: Any) -> dict[str, str]:
 @contextmanager
 def _as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Make `${hydra:...}` refer to `config` while the block runs."""
-    # The resolver of `${hydra:...}` always reads this singleton.
+    # `${hydra:...}` is always looked up in this singleton.
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)
@@ -111,7 +111,7 @@ def _as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return all keys except Hydra's own with resolved interpolations, or raise ConfigError."""
+    """Return a plain dict without Hydra's keys, interpolations resolved. May raise ConfigError."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -123,7 +123,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Convert a function of a Job to a function of a DictConfig, which @hydra.main requires."""
+    """Convert a function that takes a Job to one that takes a DictConfig, as @hydra.main calls."""
 
     @wraps(function)
     def run(config: DictConfig) -> float | None:
@@ -151,7 +151,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
             )
             return function(job)
 
-        # Jobs may share a run_name, such as the time of their start, so append the job number.
+        # Append the job number, because jobs that start in the same second have equal names.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
@@ -171,7 +171,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
 
 
 def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
-    """Start a run and return its result. Print expected errors without a traceback."""
+    """Start a run and return its result. Print its errors, without a traceback if expected."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
@@ -180,7 +180,7 @@ def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) ->
     except OutOfTime as error:  # the supervisor has already printed this error
         if not in_sweep:
             raise SystemExit(0) from error
-        raise  # Hydra starts the next run, which has its own max_time
+        raise  # in a sweep Hydra continues with the next run, which has its own max_time
     except RunFailed as error:
         if not in_sweep:
             exit_with("the run failed", error, FAILED)
@@ -194,8 +194,7 @@ def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) ->
 def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
     """Return the command line that starts one run, without the run's overrides.
 
-    `typed` is sys.orig_argv, `arguments` is sys.argv, `hydra` are the overrides of Hydra's own
-    keys.
+    `typed`: sys.orig_argv; `arguments`: sys.argv; `hydra`: overrides of Hydra's own keys.
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
@@ -205,14 +204,14 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
     own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
-    # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
+    # The file of a sweep (--config-name) sets hydra.mode=MULTIRUN. RUN overrides this.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
     return [*start, *chosen, *mode, *own]
 
 
 def options_first(arguments: list[str]) -> list[str]:
-    """Return the arguments with all overrides at the end, because Hydra requires them together."""
+    """Return the arguments with all overrides at the end, where Hydra's parser expects them."""
     overrides = get_args_parser().parse_intermixed_args(arguments).overrides
     rest = list(arguments)
     for override in overrides:
@@ -237,17 +236,17 @@ def own_folder(arguments: list[str]) -> list[str]:
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
 
-    `primary` names the main file in conf/. `added` are keys that users must write with a plus.
+    `primary` and `added`: see `explain_hydra_error`.
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise errors instead of printing them
-    sys.path.append(os.getcwd())  # import the user's modules from here, as `python -m` does
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
+    sys.path.append(os.getcwd())  # modules of the current folder can be imported
     sys.argv[1:] = own_folder(options_first(sys.argv[1:]))
     try:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # stdout is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED
@@ -255,11 +254,12 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
             print("\ninterrupted", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except RunFailed:
-        sys.exit(FAILED)  # the run of the sweep has already printed its failure
+        sys.exit(FAILED)  # `_start_printing_errors` has already printed the error
     except Exception as error:
         if wants_traceback:
             raise
-        exit_with("this run cannot start", explain(error, sys.argv[1:], primary, added), BAD_CONFIG)
+        problems = explain_hydra_error(error, sys.argv[1:], primary, added)
+        exit_with("this run cannot start", problems, BAD_CONFIG)
 
 
 def _print_error(title: str, error: Exception) -> None:

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
-from lab.cli.hydra_errors import explain
+from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, composed, exit_with
 from lab.sweeps.job import is_done
 from lab.sweeps.overview import printing_changes, start_message, unfinished_message
@@ -39,10 +39,10 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import key_of, relative_path, say
 
-# A global variable, because Hydra pickles callbacks and an ExitStack cannot be pickled.
+# Global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
 _DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
-_SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed are checked once
+_SEED = re.compile(r"seed=\d+")  # of jobs that differ only in the seed, only one is checked
 _UNFAIR = (
     "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
     "harder examples and its training reward says little: add evaluation=default"
@@ -52,13 +52,13 @@ _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 class SweepCheck(Callback):
-    """Hydra callback that checks every run of a sweep before the first run starts."""
+    """A Hydra callback that checks every run of a sweep before the first run starts."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Check all jobs. Print each problem with the number of its jobs, and exit."""
+        """Check all jobs. If problems exist, print each with the number of its jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # jobs by overrides without seed
+        alike: dict[tuple[str, ...], list[list[str]]] = {}  # overrides without the seed -> jobs
         for job in jobs:
             alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
         where: dict[str, list[str]] = {}
@@ -96,9 +96,9 @@ def _add_problems(
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return the problems of one job, and its settings if the check passed.
+    """Return the problems of one job, and its configuration if the check passed.
 
-    `before` is the folder of the job's earlier run, or None if the job never started.
+    `before`: the run folder of an earlier start of this job; None: the job has not started before.
     """
     try:
         settings = composed(config.hydra, overrides)
@@ -106,12 +106,12 @@ def _problems_of(
     except ConfigError as error:
         return error.problems, None
     except HydraException as error:
-        return explain(error, overrides).problems, None
+        return explain_hydra_error(error, overrides).problems, None
     return list(changes(settings, before.config)) if before else [], settings
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return the folders of this sweep's earlier runs by the identity of their jobs."""
+    """Return identity of a job -> its run folder, for jobs that an earlier start has begun."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -122,7 +122,7 @@ def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
 
 
 def jobs_of(config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each job, or [] if the sweeper chooses its jobs step by step."""
+    """Return the overrides of each job; [] if the sweeper chooses jobs by earlier results."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -152,10 +152,10 @@ def vary_seeds_last(config: DictConfig) -> None:
 
 
 class SweepStart(Callback):
-    """Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
+    """A Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Record the jobs and their slots, and print the command that resumes the sweep."""
+        """Lock the sweep's folder, record its jobs and print the command that resumes it."""
         vary_seeds_last(config)
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
@@ -167,7 +167,7 @@ class SweepStart(Callback):
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
+            config.hydra.sweep.dir = str(folder)  # with ${now:...} each job would get another one
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
@@ -176,7 +176,7 @@ class SweepStart(Callback):
             "command": again,
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
-            # Numbers of the jobs of this start, empty if the sweeper chooses its jobs later.
+            # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
             "jobs": job_numbers(sweep, jobs_of(config)),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
@@ -184,7 +184,7 @@ class SweepStart(Callback):
         }
         sweep.write_info(info)
         _print_text(start_message(sweep, again))
-        # Hydra skips on_multirun_end after a failed job or an interrupt, so call it at exit.
+        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so it is called at exit.
         atexit.register(self.on_multirun_end, config)
         _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:
@@ -192,13 +192,13 @@ class SweepStart(Callback):
             _RESOURCES.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Release the sweep's folder and print how many jobs are unfinished."""
+        """Unlock the sweep's folder and print how many jobs are unfinished."""
         atexit.unregister(self.on_multirun_end)
         _RESOURCES.close()
 
 
 def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
-    """Return the recorded number of each job, and mark unfinished jobs as waiting."""
+    """Return the number of each job in the sweep's folder. Mark unfinished jobs as waiting."""
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):
         numbers.append(number)
@@ -209,7 +209,7 @@ def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
 
 
 def question_of(config: DictConfig) -> str | None:
-    """Return the first line of the sweep's file if it is a comment that ends with "?"."""
+    """Return the first line of the sweep's YAML file if it is a comment that ends with "?"."""
     name = f"{str(config.hydra.job.config_name).removesuffix('.yaml')}.yaml"
     for source in config.hydra.runtime.config_sources:
         path = Path(source.path, name)
@@ -220,20 +220,20 @@ def question_of(config: DictConfig) -> str | None:
 
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
-    """Return the typed command line of a sweep, with the sweep's folder as an override."""
+    """Return the command line of a sweep with its folder added, so that it resumes the sweep."""
     line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
-    # Hydra's parser requires that all overrides stand together, so insert after the last override.
+    # Inserted after the last override, because Hydra's parser expects all overrides together.
     places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
     line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")
     return shlex.join(line)
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
-    # joblib would set OMP_NUM_THREADS from all cores of the machine. A user's value has priority.
+    # Otherwise joblib sets OMP_NUM_THREADS to all cores of the machine. The user's value wins.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # The launcher ends its workers only on KeyboardInterrupt, so these signals raise that
-    # exception.
+    # These signals raise KeyboardInterrupt, the only exception after which the launcher ends its
+    # workers.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)

@@ -1,1 +1,1 @@
-"""The code of evaluate.py: evaluate a policy on held-out examples without training it."""
+"""Package behind evaluate.py, which evaluates a policy on held-out examples without training it."""

@@ -1,7 +1,6 @@
-"""Serve a policy that is sampled but not trained. This module does not import torch.
+"""Checks settings, locks the folder and starts vLLM, for programs that sample but do not train.
 
-Evaluations and prompt searches (lab/prompts) both start with `prepared_settings` and
-`locked_run_folder`.
+evaluate.py and optimize_prompt.py both use it. This module does not import torch.
 """
 
 import json
@@ -15,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from envs.protocol import Environment
-from lab.evaluation.settings import P, PlayedPolicy
+from lab.evaluation.settings import P, PolicySettings
 from rl.config.build import build, construct
 from rl.config.nodes import InferenceNode
 from rl.config.positions import ADAPTER
@@ -31,40 +30,40 @@ from rl.runtime.lock import ensure_free, locked
 from rl.runtime.stop_request import stopped_by_signals
 from rl.sampling.chat import ChatSettings
 
-_VERSION = 0  # policy version, constant because the weights never change
+_VERSION = 0  # policy version of all tokens, because the weights never change
 _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
 def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
-    """Return the checked settings, adapted to the devices of this machine.
+    """Return the checked settings, with the vLLM flags for the devices of this machine.
 
     Raises:
         ConfigError: the configuration is not valid.
     """
     folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
-    ensure_free(RunFolder(folder))  # check the folder first, because the other checks are slower
+    ensure_free(RunFolder(folder))  # checked first, because the other checks take longer
     settings = check(config)
     if settings.inference is not None:
         suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=InferenceNode.of(suited))
     construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
-    raise_open_files()  # raise the limit, because each concurrent rollout needs a connection
+    raise_open_files()  # each concurrent rollout needs a connection, and so an open file
     return settings
 
 
 @contextmanager
 def locked_run_folder(
-    settings: PlayedPolicy, problems: Callable[[Mapping[str, Any]], Iterator[str]]
+    settings: PolicySettings, problems: Callable[[Mapping[str, Any]], Iterator[str]]
 ) -> Iterator[RunFolder]:
-    """Lock the run folder while the block runs. Raise ConfigError if it already holds a run."""
+    """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
-        if found := list(problems(settings.plain())):  # check again, now that the folder is locked
+        if found := list(problems(settings.plain())):  # checked again, now under the lock
             raise ConfigError(found)
         yield run_folder
 
 
-def record_start(run_folder: RunFolder, settings: PlayedPolicy, **record: Any) -> None:
+def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any) -> None:
     """Write the settings to config.yaml and `record` to overrides.yaml."""
     settings.save(run_folder.config)
     run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
@@ -72,14 +71,14 @@ def record_start(run_folder: RunFolder, settings: PlayedPolicy, **record: Any) -
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Raise each ValueError of the block as RunFailed, except ConfigError."""
+    """Convert a ValueError of the block, except ConfigError, to RunFailed."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
         cause: BaseException = error
-        # concurrent rollouts raise their errors in groups
+        # asyncio.TaskGroup wraps the errors of concurrent rollouts in a group.
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         if isinstance(cause, RunFailed | ValueError):
@@ -88,8 +87,10 @@ def as_run_failures() -> Iterator[None]:
 
 
 @contextmanager
-def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console) -> Iterator[None]:
-    """Serve the policy with vLLM while the block runs, unless an external server provides it."""
+def serving_policy(
+    policy: PolicySettings, run_folder: RunFolder, console: Console
+) -> Iterator[None]:
+    """Run vLLM with the policy while the block runs. With client=messages, start nothing."""
     if policy.model is None:
         yield
         return
@@ -112,12 +113,12 @@ def serving_policy(policy: PlayedPolicy, run_folder: RunFolder, console: Console
     with serving(server, run_folder, served) as vllm:
         if adapter is not None:
             vllm.load_adapter(SERVED_AS[True], adapter)
-        vllm.set_version(_VERSION)  # set here, because no weight push will set the version
+        vllm.set_version(_VERSION)  # in training, the first push does this
         yield
 
 
-def chat_setting(policy: PlayedPolicy, run_folder: RunFolder, env: Environment) -> ChatSettings:
-    """Return the settings with which a client requests completions from this policy."""
+def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
+    """Return the settings with which a client opens a chat with this policy."""
     return ChatSettings(
         sampler=build(policy.sampler)(),
         max_seq_len=policy.max_seq_len,

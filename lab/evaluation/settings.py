@@ -1,7 +1,7 @@
-"""The configuration of an evaluation (conf/evaluate.yaml) and the rules between its keys.
+"""The options of conf/evaluate.yaml, and the rules that refuse bad combinations.
 
-`PlayedPolicy` and `checked_as` are shared with the prompt search (lab/prompts/settings.py), which
-also samples a policy without training it.
+The prompt search (lab/prompts/settings.py) also uses `PolicySettings` and `checked_as`, because it
+samples a policy without training it, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,12 +30,12 @@ from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Iterator[str]]
-P = TypeVar("P", bound="PlayedPolicy")
+P = TypeVar("P", bound="PolicySettings")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayedPolicy(Settings):
-    """The settings of a policy that is sampled but not trained, with its server and environment."""
+class PolicySettings(Settings):
+    """The options of a program that samples a policy but does not train it."""
 
     TYPED: ClassVar[Config] = {
         "model": ModelNode,
@@ -45,8 +45,8 @@ class PlayedPolicy(Settings):
 
     seed: NonNegativeInt  # seed of vLLM's sampling
     max_seq_len: Annotated[int, Meta(ge=2)]
-    model: ModelNode | None  # None if an external server provides the model
-    adapter_path: str | None
+    model: ModelNode | None  # None: client=messages, so that an external server has the model
+    adapter_path: str | None  # folder of a LoRA adapter; None: no adapter
     env: Node
     sampler: SamplerNode
     client: Node
@@ -56,8 +56,8 @@ class PlayedPolicy(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(PlayedPolicy):
-    """The settings of an evaluation. conf/evaluate.yaml explains them."""
+class Evaluation(PolicySettings):
+    """The options of an evaluation. conf/evaluate.yaml explains each option."""
 
     num_examples: PositiveInt
     rollouts_per_example: PositiveInt
@@ -66,12 +66,12 @@ class Evaluation(PlayedPolicy):
 
 
 def checked(config: Config) -> Evaluation:
-    """Return the settings of an evaluation, or raise ConfigError if they break a rule."""
+    """Return the checked options of an evaluation. Raise ConfigError if a rule refuses them."""
     return checked_as(Evaluation, without_training_keys(config), evaluation_folder_problems)
 
 
 def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
-    """Return the configuration as settings of class `kind`, or raise ConfigError."""
+    """Return the configuration as an object of class `kind`. Raise ConfigError if it is invalid."""
     rules = (*POLICY_RULES, folder_problems)
 
     def problems(config: Config) -> list[str]:
@@ -84,8 +84,8 @@ def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
 def without_training_keys(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
-    With client=messages, an external server provides the model, so `model` and `inference` become
-    null. If `model.path` is a LoRA adapter, it becomes `adapter_path`, and its base `model.path`.
+    With client=messages, an external server has the model, so `model` and `inference` become null.
+    The path of a LoRA adapter in `model.path` moves to `adapter_path`. Its base replaces it.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")
@@ -97,43 +97,43 @@ def without_training_keys(config: Config) -> Config:
 
 
 def _needs_vllm(client: Config) -> bool:
-    """Return True if the client sends its requests to a vLLM that this program starts."""
+    """Return whether the client sends its requests to a vLLM that this program must start."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
-    except LookupError:  # a wrong _target_, which `check` reports later
+    except LookupError:  # `check` reports the wrong _target_ later
         return True
 
 
-def _policy(config: Config) -> Iterator[str]:
-    """Yield a problem for each setting that does not suit the evaluation of a trained policy."""
+def _evaluation_problems(config: Config) -> Iterator[str]:
+    """Yield a problem for each option that is of no use without training."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
-        yield f"an evaluation samples from the policy, but {sampler} does not: use sampler=async"
+        yield f"an evaluation samples from the policy, but {sampler} does not: set sampler=async"
     drawn = model and fact(model["_target_"], "drawn_by_trainer", False)
     if model and (drawn or model.get("warm_start") is not None):
         yield (
-            "an evaluation trains nothing, so it needs a model that is ready: use model=hf "
+            "an evaluation trains nothing, so it needs a trained model: set model=hf "
             "model.path=<a model's folder, such as outputs/<run>/checkpoints/step_000150/hf>"
         )
     inference, path = config["inference"], config["adapter_path"]
     if is_external(inference):
         yield (
-            "inference=external is for training, which pushes weights: ask a server that runs "
-            "already by client=messages client.url=http://host:port/v1 client.model=<its name>"
+            "inference=external is only for training: to use a server that already runs, set "
+            "client=messages client.url=http://host:port/v1 client.model=<name on the server>"
         )
     elif inference and (number := inference.get("replicas") or 1) > 1:
-        yield f"inference.replicas={number}, but an evaluation starts one vLLM: use null"
+        yield f"inference.replicas={number}, but an evaluation starts one vLLM: set it to null"
     if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
-        yield f"adapter_path={path} holds no {ADAPTER}: give the folder of a LoRA adapter of peft"
+        yield f"adapter_path={path} contains no {ADAPTER}: set it to the folder of a LoRA adapter"
 
 
 def evaluation_folder_problems(config: Config) -> Iterator[str]:
-    """Yield a problem if the run's name is not valid or its folder already holds a run."""
+    """Yield a problem if run_name is not a valid name or its folder already contains a run."""
     name, parent = config["run_name"], Path(config["output_dir"])
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" is not a name for a folder below output_dir={parent}'
+        yield f'run_name="{name}" is not a folder below output_dir={parent}: set another run_name'
     elif RunFolder(parent / name).is_run:
-        yield f"{parent / name} already holds a run or an evaluation: choose another run_name"
+        yield f"{parent / name} already contains a run or an evaluation: set another run_name"
 
 
 POLICY_RULES: tuple[Rule, ...] = (
@@ -143,5 +143,5 @@ POLICY_RULES: tuple[Rule, ...] = (
     output_head,
     model_folders,
     data_files,
-    _policy,
+    _evaluation_problems,
 )

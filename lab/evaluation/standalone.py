@@ -25,7 +25,7 @@ from lab.evaluation.served import (
 from lab.evaluation.settings import Evaluation, checked, evaluation_folder_problems
 from lab.evaluation.table import dash_for_nan, report
 from rl.config.build import build
-from rl.evaluation.play import choose, evaluated_line, play
+from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.runtime.files import json_line, plain
 from rl.runtime.folder import RunFolder
@@ -48,7 +48,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     env: Environment = build(evaluation.env)()
     in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
     with in_folder as run_folder, as_run_failures():
-        examples = choose(env, evaluation.split, evaluation.num_examples)
+        examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
             played = asyncio.run(_play(evaluation, run_folder, env, examples, console))

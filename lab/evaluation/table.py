@@ -9,11 +9,11 @@ from rich.text import Text
 from rl.evaluation.summary import Summary, advice
 from rl.runtime.text import printable
 
-_LONGEST_CAUSE = 160  # maximum characters of the cause of an error
+_LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
-    """Return the results as a table, followed by advice and the names of the result files."""
+    """Return a table of the results, advice, the most frequent errors, and the result files."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
@@ -37,12 +37,12 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
 
 
 def _as_text(text: str, style: str = "") -> Text:
-    """Return `text` for rich, without the characters that a policy may have written to harm."""
+    """Return `text` for rich, without terminal escapes and other control characters."""
     return Text(printable(text), style)
 
 
 def _cells(summary: Summary) -> dict[str, str]:
-    """Return the formatted numbers of one column by row label."""
+    """Return row label -> formatted number, for one column of the table."""
     numbers = {
         "examples": f"{summary.num_examples}",
         "rollouts": f"{summary.num_rollouts}",
@@ -64,5 +64,5 @@ def _cells(summary: Summary) -> dict[str, str]:
 
 
 def dash_for_nan(text: str) -> str:
-    """Return the formatted number `text`, with "-" in place of NaN."""
+    """Return the formatted number `text` with "-" instead of nan."""
     return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

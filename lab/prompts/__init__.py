@@ -1,1 +1,1 @@
-"""The code of optimize_prompt.py: search for a better system prompt with GEPA."""
+"""Package behind optimize_prompt.py, which searches for a better system prompt with GEPA."""

@@ -15,8 +15,8 @@ from rl.runtime.text import key_of, printable
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
 _MAX_CAUSES = 3
-_LONGEST_CAUSE = 160  # maximum characters of the cause of an error
-_EVALUATION_FACTOR = 10  # suggested examples of an evaluation per validation example
+_LONGEST_CAUSE = 160  # maximum number of characters of an error text
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command uses this many times num_val examples
 
 
 def closing_lines(
@@ -27,47 +27,48 @@ def closing_lines(
     overrides: Sequence[str],
     choices: Mapping[str, str],
 ) -> RenderableType:
-    """Return the result of a prompt search, the next commands, and the most frequent errors."""
+    """Return the result of a prompt search, the commands to run next, and frequent errors."""
     best, count = candidates.best, len(candidates.scores[0])
     before, after = candidates.means[0], candidates.means[best]
     gain, error = candidates.gain()
     lines = [("", ""), (f"ended: {ended_by}, {candidates.num_calls} calls", "dim")]
     if best == 0:
         result = (
-            f"none of {len(candidates.prompts)} prompts did better than the first: {before:.3f}"
+            f"none of {len(candidates.prompts)} prompts scored higher than the first: {before:.3f}"
         )
         lines.append((f"{result} on {count} validation examples", ""))
     else:
         gained = dash_for_nan(f"{gain:+.3f} ± {error:.3f}")  # NaN for a single example
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
-        advice = "this score chose the prompt, so evaluate it on other examples:"
+        advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [
             (f"{result}, prompt {best} of {len(candidates.prompts)}", "bold"),
             (advice, "dim"),
         ]
-        lines += [(f"  {line}", "") for line in commands(run_folder, overrides, choices, count)]
+        commands = next_commands(run_folder, overrides, choices, count)
+        lines += [(f"  {line}", "") for line in commands]
     for cause, times in failures.most_common(_MAX_CAUSES):
         shown = printable(cause)[:_LONGEST_CAUSE]
-        lines.append((f"! {times} rollouts could not be scored: {shown}", "red"))
+        lines.append((f"! {times} rollouts have no reward: {shown}", "red"))
     lines.append((f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
     return Group(*(Text(text, style) for text, style in lines))
 
 
-def commands(
+def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it.
 
-    `num_seen` is the number of validation examples. The evaluation starts with these examples.
+    `num_seen`: number of validation examples, which are also the first evaluated examples.
     """
-    remote = choices.get("client") == "messages"  # this client returns no tokens to train on
+    remote = choices.get("client") == "messages"  # without token ids, training is impossible
     names = {item: key_of(item) for item in overrides}
     kept = [
         item
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
     ]
-    # Write these choices even if an experiment file made them, because `kept` lacks that file.
+    # These choices may come from experiment=..., which is not in `kept`, so they are written out.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"

@@ -1,8 +1,8 @@
-"""Write the result files of a prompt search.
+"""Writes the result files of a prompt search.
 
-system_prompt.txt       the best prompt, which env.system_prompt accepts as a file
+system_prompt.txt       the best prompt; env.system_prompt accepts the path of this file
 results.jsonl           one candidate per line, first the prompt at the start of the search
-pareto_frontier.jsonl   one validation example per line, with the candidates that score highest
+pareto_frontier.jsonl   one validation example per line, with its best candidates
 metadata.json           the configuration and the summary
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.prompts.prompt_player import Task, digest
+from lab.prompts.prompt_player import Task, prompt_fingerprint
 from rl.evaluation.summary import average
 from rl.runtime.files import json_line, plain, write_whole
 
@@ -25,10 +25,10 @@ class Candidates:
     """The C prompts that were scored on all V validation examples."""
 
     prompts: list[str]  # [C]
-    parents: list[list[int]]  # [C]
-    scores: list[list[float | None]]  # [C][V] None where a rollout was not scored
-    discovered: list[int]  # [C] number of rollouts before the candidate was found
-    num_calls: int  # number of rollouts, including earlier starts of the search
+    parents: list[list[int]]  # [C] indices of the prompts from which each prompt was made
+    scores: list[list[float | None]]  # [C][V] reward; None: the rollout has no reward
+    discovered: list[int]  # [C] number of rollouts that were played before the prompt was found
+    num_calls: int  # number of rollouts, including those of earlier starts of the search
 
     @property
     def means(self) -> list[float]:
@@ -37,11 +37,11 @@ class Candidates:
 
     @property
     def best(self) -> int:
-        """The index of the candidate with the highest mean score, the oldest if some are equal."""
+        """The index of the candidate with the highest mean score; ties: the oldest one."""
         return max(range(len(self.prompts)), key=lambda i: self.means[i])
 
     def gain(self) -> tuple[float, float]:
-        """Return the mean score gain of the best over the first prompt, and its standard error."""
+        """Return the mean of (score of the best prompt - score of the first), with its error."""
         pairs = zip(self.scores[0], self.scores[self.best], strict=True)
         differences = [a - b for b, a in pairs if a is not None and b is not None]
         mean, count = average(differences), len(differences)
@@ -54,14 +54,14 @@ class Candidates:
 def write_outputs(
     folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
 ) -> None:
-    """Write the four result files. `summary` is added to metadata.json."""
+    """Write the four result files. `summary`: further content of metadata.json."""
     rows = [
         {
             "example_id": i,
             "reward": candidates.means[i],
             "info": {
                 "system_prompt": prompt,
-                "prompt": digest(prompt),  # the same fingerprint as in rollouts.jsonl
+                "prompt": prompt_fingerprint(prompt),  # rollouts.jsonl contains it, too
                 "is_best": i == candidates.best,
                 "parents": candidates.parents[i],
                 "calls_before": candidates.discovered[i],

@@ -1,4 +1,4 @@
-"""Sample rollouts with a given system prompt, and append each rollout to rollouts.jsonl."""
+"""Samples rollouts with a given system prompt, and appends each rollout to rollouts.jsonl."""
 
 import asyncio
 import hashlib
@@ -23,7 +23,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """One example and its split, train or eval."""
+    """One example, and the split (train or eval) that it belongs to."""
 
     split: Split
     example: Example
@@ -39,12 +39,12 @@ class Attempt:
 
     @property
     def reward(self) -> float | None:
-        """The reward, or None if the rollout could not be scored."""
+        """The reward; None if the rollout has none, because of an error."""
         return self.record["reward"]
 
 
-def digest(prompt: str) -> str:
-    """Return a short fingerprint of a prompt."""
+def prompt_fingerprint(prompt: str) -> str:
+    """Return a short hash of a prompt, by which result files refer to it."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
@@ -53,10 +53,10 @@ class PromptPlayer:
     """The player that samples one rollout per example with a given system prompt.
 
     Attributes:
-        runner: the event loop of the whole search.
+        runner: the event loop in which all rollouts of the search run.
         path: rollouts.jsonl. Each rollout is appended when it ends.
-        progress: counts all rollouts of the search, including earlier starts of the search.
-        failures: the number of unscored rollouts by cause.
+        progress: counts all rollouts of the search, including those of earlier starts.
+        failures: error text -> number of rollouts without a reward.
     """
 
     player: Player
@@ -66,17 +66,17 @@ class PromptPlayer:
     failures: Counter[str] = field(default_factory=Counter)
 
     def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
-        """Sample one rollout per task with this prompt, and return the attempts in this order."""
+        """Sample one rollout per task with the system prompt `prompt`. Return them in order."""
         for task in tasks:
             self._env_of(task.example).system_prompt = prompt
         records: dict[int, Record] = {}
         first = self.progress.done
 
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
-            # The seed of a rollout is derived from its number in the search.
+            # `first + index` is the rollout's number in the search, from which its seed is derived.
             rollouts = await self.player.play_group(first + index, example, group_size)
             line = evaluated_line(Played(example, rollouts), rollouts[0])
-            key = {"prompt": digest(prompt), "split": tasks[index].split}
+            key = {"prompt": prompt_fingerprint(prompt), "split": tasks[index].split}
             records[index] = record = append_line(self.path, {**key, **line})
             self.progress.advance(1)
             if record["reward"] is None:
@@ -100,7 +100,7 @@ class PromptPlayer:
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
-    """Return the system prompt with which all examples begin.
+    """Return the system prompt that all examples have, from which the search starts.
 
     Raises:
         ValueError: the examples have no system prompt, or different system prompts.
@@ -110,12 +110,12 @@ def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
     prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
     if prompts == {""}:
         raise ValueError(
-            f"the environment {env.name!r} has no system prompt to improve: give the "
-            "first one, env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
+            f"the environment {env.name!r} has no system prompt from which the search can start: "
+            "set env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
         )
     if len(prompts) > 1:
         raise ValueError(
-            f"the examples of {env.name!r} have {len(prompts)} different system prompts, but "
-            "the search finds one for all: give the first one, env.system_prompt='...'"
+            f"the examples of {env.name!r} have {len(prompts)} different system prompts, but the "
+            "search needs one from which to start: set env.system_prompt='...'"
         )
     return prompts.pop()

@@ -1,10 +1,10 @@
-"""Search for a better system prompt with GEPA (arXiv:2507.19457; the package `gepa`).
+"""Searches for a better system prompt with GEPA (arXiv:2507.19457; the package `gepa`).
 
-    prompt -> a mini-batch of train examples -> the teacher reads the rollouts -> another prompt
-           -> the same mini-batch; if that scores higher, all validation examples -> a candidate
+    prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
+           -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-The next round starts from a candidate that is best at some validation example, drawn in proportion
-to the number of these examples. Only this module imports `gepa`.
+A round starts from a candidate that is the best at some validation example. The probability of a
+candidate is proportional to the number of these examples. Only this module imports `gepa`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ from gepa.core.result import GEPAResult
 from gepa.core.state import GEPAState
 from gepa.proposer.base import CandidateProposal
 
-from lab.prompts.lesson import lesson
+from lab.prompts.describe import describe_rollout
 from lab.prompts.outputs import Candidates
 from lab.prompts.prompt_player import Attempt, PromptPlayer, Task
 from lab.prompts.settings import PromptOptimization
-from lab.prompts.teacher import Teacher
+from lab.prompts.teacher import ReflectionModel
 from rl.evaluation.summary import average
 from rl.runtime.failure import RunFailed
 
@@ -35,26 +35,26 @@ class Search:
     """One prompt search, which GEPA uses as its adapter, criterion, callback and logger.
 
     Attributes:
-        keep: called with the candidates after each round.
-        log_path: the file of GEPA's log messages.
+        save: function that is called with the candidates after each round.
+        log_path: the file for GEPA's log messages.
     """
 
     settings: PromptOptimization
     player: PromptPlayer
-    teacher: Teacher
-    keep: Callable[[Candidates], None]
+    reflection_model: ReflectionModel
+    save: Callable[[Candidates], None]
     log_path: Path
     ended_by: str = ""
-    _failure: Exception | None = None  # an exception that GEPA would ignore
+    _failure: Exception | None = None  # an exception that GEPA ignores but that ends the search
     _scores: list[float] = field(default_factory=list)  # validation scores of the candidates
     _unscored: set[tuple[str, int]] = field(default_factory=set)  # (prompt, validation index)
-    propose_new_texts: ProposalFn | None = None  # None: GEPA calls the teacher itself
+    propose_new_texts: ProposalFn | None = None  # None: GEPA itself asks the reflection model
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
         """Search from the prompt `start` until the budget is spent, and return the candidates.
 
         Raises:
-            RunFailed: the environment, the policy's server or the teacher failed.
+            RunFailed: the environment, the policy's server or the reflection model failed.
         """
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
@@ -63,7 +63,7 @@ class Search:
             trainset=list(train),
             valset=list(validation),
             adapter=self,
-            reflection_lm=self.teacher,
+            reflection_lm=self.reflection_model,
             reflection_prompt_template=settings.reflection["template"],
             reflection_minibatch_size=settings.minibatch_size,
             skip_perfect_score=perfect is not None,
@@ -74,7 +74,7 @@ class Search:
             logger=self,
             seed=settings.seed,
         )
-        if failure := self._failure or self.teacher.failure:
+        if failure := self._failure or self.reflection_model.failure:
             raise failure
         return self._candidates(result)
 
@@ -85,23 +85,23 @@ class Search:
             file.write(f"{message}\n")
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        """Return True, and set `ended_by`, if the search must not start another round."""
+        """Return whether the search must end before another round. Set `ended_by` if so."""
         settings, rounds = self.settings, gepa_state.i + 1
         scores = gepa_state.program_full_scores_val_set
-        if self._failure or self.teacher.failure:
+        if self._failure or self.reflection_model.failure:
             self.ended_by = "a failure"
         elif settings.perfect_score is not None and max(scores) >= settings.perfect_score:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and rounds >= settings.num_rounds:
             self.ended_by = f"num_rounds={settings.num_rounds}"
         elif self.player.progress.done + self._round_calls > settings.max_calls:
-            self.ended_by = f"max_calls={settings.max_calls} is too low for another round"
+            self.ended_by = f"another round could exceed max_calls={settings.max_calls}"
         else:
             return False
         return True
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """Show the number of the round that starts, counted from 1."""
+        """Show the number of the new round and the best score above the progress bar."""
         if self._scores:
             best = f"best {max(self._scores):.3f} (start {self._scores[0]:.3f})"
             text = f"{best}, {len(self._scores)} candidates, round {event['iteration']}"
@@ -118,7 +118,7 @@ class Search:
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
         """Save the candidates after a round."""
-        self.keep(self._candidates(GEPAResult.from_state(event["state"])))
+        self.save(self._candidates(GEPAResult.from_state(event["state"])))
 
     def _candidates(self, result: GEPAResult) -> Candidates:
         prompts = [candidate[COMPONENT] for candidate in result.candidates]
@@ -139,19 +139,19 @@ class Search:
         candidate: Texts,
         capture_traces: bool = False,  # noqa: ARG002 always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Score a prompt on a batch. An unscored rollout receives the mean of the scored rollouts.
+        """Score a prompt on a batch. A rollout without a reward gets the mean of the others.
 
-        A rollout is unscored after an environment error, which must not change the prompt's mean.
+        A rollout has no reward after an error of the environment, which is not the prompt's fault.
         """
         attempts = self.player.play(batch, candidate[COMPONENT])
         rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
         if not rewards:
             causes = {attempt.record["error"] for attempt in attempts}
             raise RunFailed(
-                f"none of {len(attempts)} rollouts in a row could be scored, so prompts cannot be "
-                f"compared: {'; '.join(sorted(causes))[:500]}"
+                f"none of the {len(attempts)} rollouts of a batch has a reward, so prompts cannot "
+                f"be compared; correct these errors: {'; '.join(sorted(causes))[:500]}"
             )
-        if batch[0].split == "eval":  # eval batches are always the whole validation set, in order
+        if batch[0].split == "eval":  # such a batch is always the whole validation set, in order
             failed = (i for i, attempt in enumerate(attempts) if attempt.reward is None)
             self._unscored.update((candidate[COMPONENT], i) for i in failed)
         mean = average(rewards)
@@ -164,17 +164,17 @@ class Search:
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return the description of each scored rollout for the teacher."""
+        """Return the descriptions of the rollouts with a reward, for the reflection model."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
         try:
-            shown = [lesson(attempt, self.settings.state_columns) for attempt in attempts]
-        except Exception as error:  # GEPA would ignore this exception in every round
+            shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
+        except Exception as error:  # GEPA ignores exceptions, so `_failure` stores this one
             self._failure = error
             raise
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return True if a new prompt has the higher sum over the examples that both scored."""
+        """Return whether the new prompt has more reward on examples with a reward from both."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -1,10 +1,10 @@
-"""The settings of a prompt search (conf/optimize_prompt.yaml)."""
+"""The options of conf/optimize_prompt.yaml, and the rules that refuse bad combinations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lab.evaluation.settings import Config, PlayedPolicy, checked_as, without_training_keys
+from lab.evaluation.settings import Config, PolicySettings, checked_as, without_training_keys
 from rl.config.annotations import Node
 from rl.config.limits import value_of
 from rl.config.ranges import PositiveInt
@@ -12,8 +12,8 @@ from rl.config.resume_rules import run_folder_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptimization(PlayedPolicy):
-    """The settings of a prompt search. conf/optimize_prompt.yaml explains them."""
+class PromptOptimization(PolicySettings):
+    """The options of a prompt search. conf/optimize_prompt.yaml explains each option."""
 
     max_calls: PositiveInt
     num_rounds: PositiveInt | None
@@ -27,10 +27,10 @@ class PromptOptimization(PlayedPolicy):
 
 
 def checked(config: Config) -> PromptOptimization:
-    """Return the settings of a prompt search, or raise ConfigError if they break a rule."""
+    """Return the checked options of a search. Raise ConfigError if a rule refuses them."""
     inference = config.get("inference")
     config = {**without_training_keys(config)}
-    if value_of(config, "reflection.path") is not None:  # the teacher's vLLM needs these settings
+    if value_of(config, "reflection.path") is not None:  # the reflection model's vLLM needs them
         config |= {"inference": inference}
     return checked_as(PromptOptimization, config, _problems)
 
@@ -38,7 +38,7 @@ def checked(config: Config) -> PromptOptimization:
 def _problems(config: Config) -> Iterator[str]:
     if find_spec("gepa") is None:
         yield (
-            "the package gepa, which optimizes prompts, is not installed: `make install` installs "
-            "it, or pip install gepa"
+            "the package gepa, which optimizes prompts, is not installed: run `make install` or "
+            "`pip install gepa`"
         )
     yield from run_folder_problems(config)

@@ -1,4 +1,4 @@
-"""The teacher: a model that reads rollouts and writes a better prompt.
+"""The reflection model of GEPA, which reads rollouts and writes a better prompt.
 
 Options in `reflection` of conf/optimize_prompt.yaml select the model:
 
@@ -26,12 +26,12 @@ from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
-_MAX_EMPTY = 4  # the search ends after this many consecutive answers without a prompt
+_MAX_EMPTY = 4  # this many consecutive answers without a prompt end the search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reflection:
-    """The teacher's options, which conf/optimize_prompt.yaml explains."""
+    """The options `reflection` of conf/optimize_prompt.yaml, which explains each option."""
 
     base_url: str | None
     model: str | None
@@ -50,29 +50,29 @@ class Reflection:
     def __post_init__(self) -> None:
         if self.base_url is not None and self.path is not None:
             raise ValueError(
-                f"reflection.base_url={self.base_url} and reflection.path={self.path}: give one of "
-                "them, an endpoint or a model for a second vLLM"
+                f"reflection.base_url={self.base_url} and reflection.path={self.path} are both "
+                "set: set one to null (base_url: an endpoint; path: a model for a second vLLM)"
             )
         if (self.base_url is None) != (self.model is None):
             raise ValueError(
-                f"reflection.base_url={self.base_url}, reflection.model={self.model}: an endpoint "
-                "needs both, its address with /v1 and the name under which it serves the model"
+                f"reflection.base_url={self.base_url}, reflection.model={self.model}: set both "
+                "(the endpoint's address with /v1 and the name of its model) or neither"
             )
         if self.path is not None and self.max_tokens >= self.max_seq_len:
             raise ValueError(
-                f"reflection.max_tokens={self.max_tokens} leaves no tokens for a question in "
-                f"reflection.max_seq_len={self.max_seq_len}: lower max_tokens or raise max_seq_len"
+                f"reflection.max_tokens={self.max_tokens}: set it below reflection.max_seq_len="
+                f"{self.max_seq_len}, which also counts the question"
             )
         if lacking := [p for p in PLACEHOLDERS if self.template and p not in self.template]:
             raise ValueError(
-                f"reflection.template lacks {' and '.join(lacking)}: <curr_param> stands for the "
-                "prompt so far, <side_info> for the rollouts and their rewards"
+                f"reflection.template lacks {' and '.join(lacking)}: insert it (<curr_param> is "
+                "replaced by the prompt, <side_info> by the rollouts and their rewards)"
             )
-        _ = self.endpoint  # ChatEndpoint checks the URL when it is created
+        _ = self.endpoint  # raises ValueError at the start if reflection.base_url is invalid
 
     @property
     def endpoint(self) -> ChatEndpoint | None:
-        """The endpoint at base_url, or None if base_url is not set."""
+        """The endpoint at base_url; None if base_url is null."""
         if self.base_url is None or self.model is None:
             return None
         return ChatEndpoint(
@@ -86,7 +86,7 @@ class Reflection:
 
     @property
     def sampler(self) -> PolicySampler:
-        """The teacher's sampling options, which do not depend on the policy's options."""
+        """The sampling options of the reflection model."""
         return PolicySampler(
             max_staleness=0,
             max_concurrent=1,
@@ -108,30 +108,30 @@ class Reflection:
 
     @asynccontextmanager
     async def at_endpoint(self, endpoint: ChatEndpoint) -> AsyncIterator[Chat]:
-        """Check that the endpoint responds, and yield a chat with that endpoint."""
+        """Check that the endpoint answers, and yield a chat with it."""
         async with endpoint.client(max_concurrent=1, timeout=self.timeout) as client:
             await endpoint.check_access(client)
             yield MessagesChat(self.sampler, endpoint, client)
 
 
 @dataclass
-class Teacher:
+class ReflectionModel:
     """The callable that GEPA calls to get a better prompt.
 
-    GEPA ignores every exception of a teacher and continues with the next round. An error that would
-    occur again is therefore stored in `failure`, which ends the search.
+    GEPA ignores the exceptions of this callable and continues with the next round. An error that
+    would occur again is therefore stored in `failure`, and `Search` then ends the search.
     """
 
     chat: Chat
     runner: asyncio.Runner
-    path: Path  # the file that records every question and answer
-    timeout: float
+    path: Path  # reflections.jsonl, to which each question with its answer is appended
+    timeout: float  # reflection.timeout in seconds
     failure: RunFailed | None = None
     _num_empty: int = field(default=0, init=False)
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Return the teacher's answer to a question of GEPA, and record both."""
-        question = str(prompt)  # already a text, because GEPA passes a list only for images
+        """Return the reflection model's answer to a question of GEPA, and record both."""
+        question = str(prompt)  # a text, because GEPA passes a list only with images
         if self.failure is not None:
             raise self.failure
         record = append_line(self.path, {"asked": question, **self._ask(question)})
@@ -153,22 +153,22 @@ class Teacher:
             prompt, completion = self.runner.run(self._completed(question))
         except TimeoutError:
             self._fail(
-                f"the reflection model did not answer within reflection.timeout={self.timeout:g} s"
+                f"the reflection model did not answer: raise reflection.timeout={self.timeout:g}"
             )
         except (RunFailed, ValueError) as error:
             self._fail(str(error))
         if completion is None or (completion.cut_off and self.chat.fills_context(completion)):
             self._fail(
                 f"the question to the reflection model has {len(question):,} characters, which "
-                "leaves no tokens for an answer: lower minibatch_size, or choose a model with a "
-                "longer context (reflection.max_seq_len; model.max_seq_len for the policy itself)"
+                "leaves no tokens for an answer: lower minibatch_size, or raise "
+                "reflection.max_seq_len (model.max_seq_len if the policy is the reflection model)"
             )
         content = self.chat.message(prompt, completion).get("content") or ""
         return {"said": content, "cut_off": completion.cut_off}
 
     async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
         with self.chat.group() as chat:
-            prompt = await chat.open([{"role": "user", "content": question}], None)
+            prompt = await chat.first_prompt([{"role": "user", "content": question}], None)
             if chat.max_new_tokens(prompt) <= 0:
                 return prompt, None
             async with asyncio.timeout(self.timeout):

@@ -1,1 +1,1 @@
-"""Start the processes of a run on this machine or on the nodes of a Ray cluster."""
+"""Package that starts a run's processes on this machine or on the nodes of a Ray cluster."""

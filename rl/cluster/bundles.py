@@ -1,7 +1,7 @@
-"""Compute the bundles (GPUs and CPUs of one node) that a run reserves in a Ray cluster.
+"""Computes which bundles a run reserves in a Ray cluster. A bundle is GPUs and CPUs of one node.
 
-Each vLLM replica has one bundle, because tensor parallelism needs all its GPUs on one node. Ranks
-share bundles on as few nodes as possible, because ranks exchange the most data.
+Each vLLM replica has one bundle, because tensor parallelism needs all its GPUs on one node. The
+ranks are put on as few nodes as possible, because they exchange gradients at every step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from rl.cluster.host import Demand
 
 @dataclass(frozen=True)
 class Bundle:
-    """GPUs and logical CPUs of one node, and the number of training ranks that use them."""
+    """A number of GPUs and logical CPUs on one node, and the training ranks that use them."""
 
     devices: int
     cores: int
@@ -32,14 +32,14 @@ def bundles_for(
 
     Args:
         demand: numbers of replicas, of GPUs per replica, and of ranks.
-        nodes: total resources of each node, including resources that other jobs have reserved.
-        on_gpus: whether the processes compute on GPUs.
+        nodes: all GPUs and CPUs of each node, also those that other jobs have reserved.
+        on_gpus: whether vLLM and the ranks run on GPUs.
         ranks_per_node: most ranks on one node; None: one rank per GPU of the largest node.
         cores_per_replica: logical CPUs per replica.
         cores_per_rank: logical CPUs per rank.
 
     Raises:
-        ValueError: the whole cluster is too small; the message names the option to lower.
+        ValueError: the cluster is too small even if no other job uses it.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
@@ -71,14 +71,14 @@ def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[st
                 else ("a replica", "inference.tensor_parallel_size or cluster.cores_per_replica")
             )
             yield (
-                f"{user} on one node need {bundle.devices} GPUs and {bundle.cores} CPUs, and no "
-                f"node of the cluster has as many ({available}): lower {remedy}{on_cpus}"
+                f"{user} on one node need {bundle.devices} GPUs and {bundle.cores} CPUs, but the "
+                f"nodes of the cluster have {available}: lower {remedy}{on_cpus}"
             )
     for what, of in (("GPUs", "devices"), ("CPUs", "cores")):
         needed = sum(getattr(bundle, of) for bundle in bundles)
         total = sum(getattr(node, of) for node in nodes)
         if needed > total:
             yield (
-                f"the run needs {needed} {what} and the cluster has {total}: lower "
+                f"the run needs {needed} {what}, but the cluster has {total}: lower "
                 "inference.replicas or trainer.ranks, or add nodes"
             )

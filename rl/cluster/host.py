@@ -1,7 +1,7 @@
-"""Interfaces of a host, on which the supervisor starts processes and reads their exit statuses.
+"""Interfaces of a host: a machine on which the supervisor starts processes and watches them.
 
-LocalHost and RayHost implement the same methods. If a host is lost, its processes count as ended,
-and every later start on that host raises HostLost.
+LocalHost and RayHost implement the interface. If a host cannot be reached any more, its processes
+count as ended, and a later start on that host raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from rl.runtime.failure import RunFailed
 
 
 class HostLost(RunFailed):
-    """The error that a host is lost with all its processes. The message is for the user."""
+    """The error raised if a host, with all its processes, cannot be reached any more."""
 
 
 class Process(Protocol):
-    """The interface of a started process and its descendants."""
+    """The interface of a process that a host has started."""
 
     name: str
     log: Path  # path in the run folder, which every host can read
@@ -26,7 +26,7 @@ class Process(Protocol):
     def group(self) -> int | None: ...  # process group id; None if on another machine
     @property
     def returncode(self) -> int | None: ...  # None while running; negative: a signal or a lost host
-    def tail(self) -> str: ...  # the last lines of the log, plus a notice if the host is lost
+    def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
     def kill(self) -> None: ...  # end the process and its children; keep its exit status readable
     def end(self) -> None: ...  # end the process and its children; safe to call twice
 
@@ -39,14 +39,14 @@ class Start:
     command: Sequence[str]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    ends_on_term: bool = True  # whether TERM ends the process (see Child)
+    ends_on_term: bool = True  # whether the signal TERM ends the process (see Child)
     in_terminal: bool = False  # whether the process uses the supervisor's terminal (see Child)
 
 
 class Host(Protocol):
-    """The interface of one machine, or of a reserved share of one machine."""
+    """The interface of one machine, or of the GPUs and CPUs of it that Ray has reserved."""
 
-    address: str  # the address at which the other hosts reach this host
+    address: str  # the IP address that processes on other hosts connect to
     devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them
     lost: HostLost | None  # the error if this host is lost, else None
 
@@ -56,7 +56,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Demand:
-    """The numbers of processes and GPUs that a run needs."""
+    """How many processes and GPUs a run needs."""
 
     replicas: int  # number of vLLM servers that the run starts
     devices_per_replica: int  # GPUs per vLLM server, all on the same host
@@ -67,7 +67,7 @@ class Demand:
 class Hosts:
     """The host of each process of a run."""
 
-    here: Host  # the supervisor's host, where the rollouts process also runs
+    here: Host  # the host of the supervisor and of the rollouts process
     replicas: Sequence[Host]  # the host of each vLLM server
     ranks: Sequence[Host]  # the host of each rank; ranks of one host are consecutive
 

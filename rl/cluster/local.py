@@ -1,4 +1,4 @@
-"""Run all processes on this machine, as children of the supervisor."""
+"""The cluster for cluster=local: all processes are children of the supervisor on this machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The Host that starts processes on the machine of this process."""
+    """The Host that starts child processes on this machine."""
 
     lost: HostLost | None = None
 
@@ -22,7 +22,7 @@ class LocalHost:
         self._children: list[Child] = []
 
     def start(self, start: Start) -> Child:
-        """Start a child process, which `LocalHost.end` ends."""
+        """Start a child process. `LocalHost.end` ends it."""
         child = Child(**vars(start), reaper=self._reaper)
         self._children.append(child)
         child.start()
@@ -40,14 +40,14 @@ class LocalHost:
 
 
 class LocalCluster:
-    """The cluster that consists of this machine only. Its processes connect by Unix sockets."""
+    """The cluster of this machine alone, so that its processes can connect by Unix sockets."""
 
     spans_hosts: ClassVar[bool] = False
 
     @contextmanager
     def hosts(
         self,
-        run_folder: RunFolder,  # noqa: ARG002 other clusters check that every host sees the folder
+        run_folder: RunFolder,  # noqa: ARG002 RayCluster checks that every host sees the folder
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:

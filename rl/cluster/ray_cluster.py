@@ -1,4 +1,4 @@
-"""Reserve the hosts of a run in a Ray cluster, where Ray starts one RayNode per bundle.
+"""The cluster for cluster=ray: reserves bundles in a Ray cluster and starts a RayNode in each.
 
 No training data passes through Ray. Only this module imports Ray, and only if cluster=ray.
 """
@@ -25,14 +25,14 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
 _ANSWERS_S = 5.0
-# Ray's defaults would kill the children of an ending RayNode, including the reaper, and
-# run our processes at a lower priority than other processes of the node.
+# Without these variables, Ray kills the reaper when a RayNode ends, and gives our processes a lower
+# CPU priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """The hosts that Ray reserves for a run. conf/cluster/ray.yaml explains each key."""
+    """The options of conf/cluster/ray.yaml, which explains each option."""
 
     spans_hosts: ClassVar[bool] = True
 
@@ -46,7 +46,7 @@ class RayCluster:
 
     def __post_init__(self) -> None:
         if find_spec("ray") is None:
-            raise ValueError("cluster=ray needs Ray, which is not installed: pip install ray")
+            raise ValueError("cluster=ray needs Ray, which is not installed: run `pip install ray`")
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
@@ -56,7 +56,7 @@ class RayCluster:
             RunFailed: Ray is unreachable, the cluster is too small, or a node lacks a needed file.
         """
         with ExitStack() as stack:
-            ray = _connected(self.address)
+            ray = _connect(self.address)
             stack.callback(ray.shutdown)
             address = (
                 own_address(self.interface) if self.interface else ray.util.get_node_ip_address()
@@ -76,7 +76,7 @@ class RayCluster:
                 raise RunFailed(f"cluster=ray: {error}") from error
             hosts = [
                 RayHost(ray, *place, self.interface)
-                for place in _reserved(ray, bundles, self.reserve_timeout, stack)
+                for place in _reserve(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
             _require_shared(run_folder, hosts)
@@ -84,23 +84,23 @@ class RayCluster:
             yield Hosts(here, hosts[: demand.replicas], ranks)
 
 
-def _connected(address: str) -> Any:
-    """Connect to the Ray cluster and return the module ray; keep our own SIGTERM handler."""
+def _connect(address: str) -> Any:
+    """Connect to the Ray cluster and return the module ray. Restore our SIGTERM handler."""
     import ray  # pyright: ignore[reportMissingImports] an extra
 
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        if address != "auto":  # ray.init would retry for minutes, so test the connection first
+        if address != "auto":  # fail at once, because ray.init would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # Without this setting, Ray prints the log of a dying node onto the run's screen.
+        # Otherwise Ray prints the log of a RayNode that dies into the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
             f"cluster=ray, but there is no Ray cluster at cluster.address={address} "
-            f"({str(error).splitlines()[0]}): start one (ray start --head here, ray start "
-            "--address=<this host>:6379 on the others), or correct the address"
+            f"({str(error).splitlines()[0]}): run `ray start --head` here and `ray start "
+            "--address=<this host>:6379` on the other hosts, or correct cluster.address"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -108,15 +108,15 @@ def _connected(address: str) -> Any:
 
 
 def _nodes(ray: Any) -> list[Bundle]:
-    """Return the total resources of each running node, including reserved resources."""
+    """Return all GPUs and CPUs of each running node, also those that other jobs have reserved."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
 
 
-def _reserved(
+def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Yield (RayNode, node address, bundle) per bundle; `stack` releases the bundles on exit."""
+    """Reserve the bundles until `stack` ends; yield (RayNode, IP address, bundle) of each."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -133,8 +133,8 @@ def _reserved(
     if not group.wait(timeout):
         raise RunFailed(
             f"cluster=ray: {wanted} could not be reserved within cluster.reserve_timeout="
-            f"{timeout:g} s; free now is {ray.available_resources()}: wait until other jobs have "
-            "finished, or lower inference.replicas or trainer.ranks"
+            f"{timeout:g} s, because only {ray.available_resources()} is free: wait until other "
+            "jobs have ended, or lower inference.replicas or trainer.ranks"
         )
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     node_of = placement_group_table(group)["bundles_to_node_id"]
@@ -151,12 +151,11 @@ def _reserved(
 
 
 def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Check that every node sees the run folder, the interpreter and the working folder.
+    """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
-    Raises:
-        RunFailed: a node lacks one of these paths; the message names the path and a remedy.
+    A node has the run folder if it can read the run's key file, whose hash it compares.
     """
-    # Send a hash instead of the key, because Ray's messages are not encrypted.
+    # The key itself is not sent, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()
     for host in hosts:

@@ -1,4 +1,4 @@
-"""The supervisor's view of a Ray node: RayHost forwards each call to the RayNode on that node."""
+"""RayHost, the Host of a Ray node: the supervisor calls it, and it calls the RayNode there."""
 
 import signal
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ _CALL_TIMEOUT_S = 60.0
 class RayProcess:
     """A process on a Ray node, controlled through its RayHost."""
 
-    group: None = None  # None, because the process group is on another machine
+    group: None = None  # None: signals cannot be sent to a process group on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
         self._host, self._number, self.name, self.log = host, number, name, log
 
     @property
     def returncode(self) -> int | None:
-        """The exit status in the node's latest report; None while the process runs."""
+        """The exit status that the node last reported; None while the process runs."""
         self._host.update_returncodes()
         if self._host.lost:
             return _LOST
         return self._host.returncodes.get(self._number)
 
     def tail(self) -> str:
-        """Return the last lines of the log, plus a notice if the host is lost."""
+        """Return the last lines of the log, and the error if the host is lost."""
         end = last_lines(self.log)
         return f"{end}\n{self._host.lost}" if self._host.lost else end
 
@@ -77,18 +77,18 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
-        """Read the node's latest exit statuses without waiting, because the network may be slow."""
+        """Store the exit statuses if the node has answered the last request, and ask again."""
         if self.lost:
             return
         if self._pending is None:
             self._pending = self.node.returncodes.remote()
         if self._ray.wait([self._pending], timeout=0)[0]:
             asked, self._pending = self._pending, None
-            with suppress(HostLost):  # `_get` has stored the error in `self.lost`
+            with suppress(HostLost):  # `_get` stores the error in `self.lost` before it raises
                 self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a RayNode method. Raise HostLost on a lost node, RunFailed on a failed method."""
+        """Call a method of the RayNode. Raise HostLost if it is lost, RunFailed if it raised."""
         if self.lost:
             raise self.lost
         return self._get(getattr(self.node, method).remote(*arguments), method)
@@ -99,17 +99,17 @@ class RayHost:
             return self._ray.get(asked, timeout=_CALL_TIMEOUT_S)
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self.lost = HostLost(
-                f"the host {self.address} is lost, with all processes of the run there: its Ray "
-                f"node or our process on it ended, or it did not answer for {_CALL_TIMEOUT_S:g} s"
+                f"the host {self.address} is lost with all its processes, because its Ray node or "
+                f"our actor ended or did not answer for {_CALL_TIMEOUT_S:g} s: check `ray status`"
             )
             raise self.lost from error
         except errors.RayTaskError as error:
             cause = message_of(error.cause)
-            raise RunFailed(f"the host {self.address} failed at `{method}`: {cause}") from error
+            raise RunFailed(f"`{method}` failed on the host {self.address}: {cause}") from error
 
 
 def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
-    """End all processes of all hosts in parallel, then the RayNode on each node."""
+    """End all processes of all hosts in parallel, then end the RayNodes."""
     ended = [host.node.end.remote() for host in hosts if not host.lost]
     if ended:
         ray.wait(ended, num_returns=len(ended), timeout=_END_TIMEOUT_S)

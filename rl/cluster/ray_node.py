@@ -1,7 +1,7 @@
-"""The process that Ray starts on a node; it starts children and a reaper as the supervisor does.
+"""RayNode, an actor that Ray runs on a node to start the run's processes there.
 
-Ray starts one RayNode per bundle and ends it with the supervisor. The kernel's parent-death signal
-and the reaper then end the children. This module does not import Ray.
+Ray starts one RayNode per bundle and ends it when the supervisor ends. The kernel's parent-death
+signal and the reaper then end the RayNode's children. This module does not import Ray.
 """
 
 import os
@@ -17,14 +17,14 @@ from rl.cluster.local import LocalHost
 from rl.runtime.child import Child, Reaper
 from rl.runtime.network import free_port, own_address
 
-_NEW_FILE_TIMEOUT_S = 10.0  # the longest delay until a network file system shows a new file
+_NEW_FILE_TIMEOUT_S = 10.0  # a network file system may show a new file with a delay
 
 
 class RayNode:
-    """A Ray actor that starts processes on its node. All methods run in the main thread."""
+    """A Ray actor that starts, watches and ends processes on its node."""
 
     def __init__(self) -> None:
-        # This folder is not in the run folder, because vLLM's sockets need a local file system.
+        # A local folder, because vLLM's Unix sockets do not work on a network file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._children: list[Child] = []
         self._reaper = Reaper()
@@ -32,7 +32,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder; return a problem of this node, "" if none.
+        """Change to the supervisor's working folder. Return what this node lacks, "" if nothing.
 
         Args:
             marker: path of a file in the run folder.
@@ -45,13 +45,13 @@ class RayNode:
             time.sleep(0.1)
         if not marker.exists() or sha256(marker.read_bytes()).hexdigest() != digest:
             return (
-                f"does not see {marker.parent}: choose an output_dir on a file system that all "
-                "nodes share, mounted at the same path"
+                f"does not see {marker.parent}: set output_dir to a folder on a file system that "
+                "all nodes mount at the same path"
             )
         if not os.access(python, os.X_OK):
-            return f"has no {python}: install .venv at the same path on every node, or share it"
+            return f"has no {python}: install .venv at the same path on every node"
         if not os.path.isdir(working_folder):
-            return f"has no {working_folder}: share it, or start from a folder that all nodes have"
+            return f"has no {working_folder}: start train.py in a folder that all nodes have"
         os.chdir(working_folder)  # children inherit the working folder
         return ""
 
@@ -60,11 +60,11 @@ class RayNode:
         return own_address(interface)
 
     def devices(self) -> list[str]:
-        """Return the GPUs that Ray has reserved for this process."""
+        """Return the GPUs that Ray has reserved for this actor."""
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
     def start(self, start: Start) -> int:
-        """Start a process; return the number by which `kill` finds this process."""
+        """Start a process. Return its number, which `kill` expects."""
         env = {**start.env, "TMPDIR": str(self._temporary)}
         self._children.append(self._host.start(replace(start, env=env)))
         return len(self._children) - 1

@@ -1,6 +1,6 @@
 """Read constants that the chosen classes define about themselves; subclasses inherit them.
 
-class Imitator:        uses_vllm: ClassVar[bool] = False
+class ImitationSampler:        uses_vllm: ClassVar[bool] = False
 
 Rules read these constants and never compare the name of a target, so that the rules also apply to a
 user's classes. Facts about functions come from the dry call (rl/config/learned.py).

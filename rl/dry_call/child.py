@@ -28,6 +28,7 @@ from envs.loading import cache_folder
 from rl.config.check import check_learned
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
+from rl.runtime.child import python_module
 
 _KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
@@ -55,7 +56,7 @@ class DryCall:
                 asked.write(pickle.dumps([self._configs[i] for i in uncached]))
                 asked.seek(0)
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "rl.dry_call.learn", str(self._path("answer"))],
+                    python_module("rl.dry_call.learn", str(self._path("answer"))),
                     stdin=asked,
                     stdout=log,
                     stderr=log,

@@ -131,6 +131,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # the user's modules; see python_module
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)  # an environment's thread may still load data, so do not wait for it

@@ -1,1 +1,1 @@
-"""Package that evaluates policies on held-out examples, during training or by a command."""
+"""Package that evaluates policies on held-out examples, in a training run or by evaluate.py."""

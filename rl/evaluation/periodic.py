@@ -3,9 +3,9 @@
     trainer    push v -> publish v -> wait for batch -> update -> [evaluation] -> push v + 1
     rollouts             `-> evaluate version v, while the next batch is sampled ->'
 
-The next push waits for the evaluation, so all tokens of an evaluation come from one version.
-Sampling and the update continue meanwhile. The metrics of version v are on line v of metrics.jsonl,
-the line of the step that trains v. The line of the last version has no other metrics.
+The next push waits for the evaluation, so one version samples all tokens of an evaluation. Training
+rollouts and the update continue meanwhile. The results of version v are on line v of metrics.jsonl,
+beside the metrics of step v. The line of the last version has no other metrics.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
-from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.play import choose_examples, play, write_rollouts
 from rl.evaluation.summary import Played, summarise
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
@@ -26,18 +26,18 @@ from rl.sampling.player import Player
 
 @dataclass(frozen=True, kw_only=True)
 class NoEvaluation:
-    """The settings of conf/evaluation/none.yaml, which disable the evaluation."""
+    """The choice evaluation=none: no version is evaluated."""
 
     evaluates: ClassVar[bool] = False
 
     def due(self, version: int, last: int) -> bool:  # noqa: ARG002
-        """Return False, because no version is evaluated."""
+        """Return False."""
         return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicEvaluation:
-    """The settings of a periodic evaluation; conf/evaluation/default.yaml explains them."""
+    """The options of conf/evaluation/default.yaml, which explains each option."""
 
     every: PositiveInt
     num_examples: PositiveInt
@@ -46,17 +46,17 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:
-        """Return whether to evaluate a version: every multiple of `every`, and the last version."""
+        """Return whether to evaluate a version: all multiples of `every` and the last version."""
         return version % self.every == 0 or version == last
 
 
 @dataclass
 class Evaluator:
-    """Evaluates versions one at a time, in the order in which they were started.
+    """Evaluates policy versions one after another.
 
     Attributes:
         player: the player of the training rollouts.
-        last: the version that ends the run.
+        last: the policy version after the last step of the run.
     """
 
     settings: PeriodicEvaluation
@@ -69,7 +69,7 @@ class Evaluator:
     _ended: bool = False
 
     def start(self, version: int) -> None:
-        """Start the evaluation of a published version, if it is due."""
+        """Queue the evaluation of a version that vLLM has just loaded, if it is due."""
         if not self.settings.due(version, self.last):
             return
         self._metrics[version] = asyncio.get_running_loop().create_future()
@@ -80,16 +80,16 @@ class Evaluator:
     async def finish(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        Every rank calls this method and gets the same metrics.
+        The service calls this method once for each rank.
         """
-        # Shielded, so that a rank which disconnects does not cancel the wait of other ranks.
+        # Shielded, so that a rank that disconnects does not cancel the future of the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
-        """Evaluate due versions until cancelled. Raise the error of an evaluation.
+        """Evaluate the queued versions until cancelled. Raise the error of an evaluation.
 
-        When this method ends, waiting ranks get empty metrics, so that they can save checkpoints.
+        When this method ends, waiting ranks get empty metrics, so that they can save a checkpoint.
         """
         try:
             while True:
@@ -104,34 +104,34 @@ class Evaluator:
     async def _evaluate(self, version: int) -> dict[str, float]:
         settings = self.settings
         played = await play(
-            self._pinned(version).play_group,
+            self._player_of(version).play_group,
             self.examples,
             settings.rollouts_per_example,
             max_concurrent=self.player.sampler.max_concurrent,
         )
-        _assert_pinned(played, version)  # the next push waits for the evaluation
+        _assert_one_version(played, version)
         write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
-    def _pinned(self, version: int) -> Player:
-        """Return the training player with the temperature and prefix cache of the evaluation."""
+    def _player_of(self, version: int) -> Player:
+        """Return the training player with the evaluation's temperature and without hints."""
         sampler = replace(self.player.sampler, temperature=self.settings.temperature)
-        chat = self.player.chat.pinned(sampler, version)
+        chat = self.player.chat.at_version(sampler, version)
         return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())
 
 
 def evaluator_of(
     run: Run, run_folder: RunFolder, env: Environment, player: Player
 ) -> Evaluator | None:
-    """Return the evaluator of a run; None if the run has no evaluation."""
+    """Return the evaluator of a run; None with evaluation=none."""
     settings = build(run.evaluation)()
     if isinstance(settings, NoEvaluation):
         return None
-    examples = choose(env, "eval", settings.num_examples)
+    examples = choose_examples(env, "eval", settings.num_examples)
     return Evaluator(settings, player, examples, run_folder, last=run.max_steps)
 
 
-def _assert_pinned(played: Sequence[Played], version: int) -> None:
+def _assert_one_version(played: Sequence[Played], version: int) -> None:
     versions = {
         int(token_version)
         for one in played

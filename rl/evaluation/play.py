@@ -1,4 +1,4 @@
-"""Plays an evaluation: n held-out examples with k rollouts each.
+"""Samples the rollouts of an evaluation: n held-out examples with k rollouts each.
 
     examples ---> Player ---> Played (an example and its rollouts) ---> Summary (summary.py)
 
@@ -17,14 +17,14 @@ from rl.records import PlayGroup, Rollout
 from rl.runtime.files import json_line
 
 
-def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples, or all if there are fewer; a mixture is split by weight.
+def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
+    """Return `num_examples` examples of a split, or all examples if there are fewer.
 
-    Each pool is shuffled with a fixed seed, so a larger number returns a superset.
+    A mixture's environments contribute by weight. A larger number returns these examples and more.
     """
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
-        raise ValueError(f"the environment {env.name!r} has no {split} examples to evaluate on")
+        raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")
     return [
         example
         for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
@@ -34,13 +34,13 @@ def choose(env: Environment, split: Split, num_examples: int) -> list[Example]:
 
 def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
-    # A fixed seed is used, so that runs with different seeds play the same examples.
+    # Not the run's seed, so that runs with different seeds evaluate the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 
 
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
-    """Return the number of examples per pool, in proportion to the weights if possible."""
+    """Return the number of examples per pool: by weight, but at most all examples of the pool."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
@@ -56,12 +56,12 @@ async def play(
     max_concurrent: int,
     done: Callable[[Played], None] = lambda _: None,
 ) -> list[Played]:
-    """Return all examples in order, each with its rollouts.
+    """Sample `rollouts_per_example` rollouts of each example. Return them in the same order.
 
     At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
-    An error in a group ends the evaluation.
+    An exception of `play_group` ends the evaluation.
     """
-    # The limit counts groups, so that a group larger than max_concurrent can start.
+    # At least one group may run, even if it has more than max_concurrent rollouts.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
     async def play_one(index: int, example: Example) -> Played:
@@ -77,13 +77,13 @@ async def play(
 
 
 def write_rollouts(path: Path, played: Sequence[Played]) -> None:
-    """Write a JSON line for each rollout."""
+    """Write one JSON line per rollout to `path`."""
     lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 
 def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
-    """Return the line of a rollout in evaluations/*.jsonl."""
+    """Return the content of a rollout's line in evaluations/*.jsonl."""
     return {
         "example": played.example.id,
         "env": played.example.env,

@@ -1,7 +1,7 @@
-"""Summarises the rollouts of an evaluation as metrics and as advice in words.
+"""Computes the metrics of an evaluation from its rollouts, and advice on training with them.
 
-Unscorable rollouts (the environment failed, or a timeout) count as errors, not as reward 0. The
-metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
+A rollout without a reward (an error of the environment, a timeout) counts as an error, not as
+reward 0. The metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
 """
 
 import math
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from envs.episode import Example
 from rl.records import Rollout
 
-TOO_HARD, TOO_EASY = 0.0, 0.8  # training needs a pass@1 between these bounds
-MAX_ZERO_SPREAD = 0.5  # smallest share of examples with equal rewards that gets advice
+TOO_HARD, TOO_EASY = 0.0, 0.8  # advice is given if pass@1 is at most / above these values
+MAX_ZERO_SPREAD = 0.5  # advice is given if this share of the examples has only equal rewards
 
 
 @dataclass(frozen=True, eq=False)
 class Played:
-    """One example and its rollouts."""
+    """One example of an evaluation and its rollouts."""
 
     example: Example
     rollouts: tuple[Rollout, ...]
@@ -31,29 +31,29 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The metrics of one evaluation. Shares are in 0..1; unmeasured values are NaN."""
+    """The metrics of one evaluation. Shares are between 0 and 1. NaN: there is no value."""
 
     num_examples: int
     num_rollouts: int
     num_scored: int
-    reward: float
+    reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
     passes: dict[int, float]  # k -> pass@k
-    zero_spread: float  # share of examples whose rollouts all got the same reward
+    zero_spread: float  # share of examples whose rollouts all have the same reward
     mean_length: float  # mean number of completion tokens
     max_length: int
-    truncated: float
-    turns: float
+    truncated: float  # share of rollouts that a token limit ended
+    turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
-    tool_errors: float
+    tool_errors: float  # mean number of tool calls per rollout that failed
     rewards: dict[str, float]  # mean of each named reward, unweighted
-    stop_reasons: dict[str, float]
+    stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
-    # summary of each environment of a mixture
+    # environment of a mixture -> its summary
     envs: dict[str, "Summary"] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
-        """Return the measured metrics by their names in metrics.jsonl."""
+        """Return the metrics that are not NaN, by their names in metrics.jsonl."""
         values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
@@ -74,7 +74,7 @@ class Summary:
 
 
 def summarise(played: Sequence[Played], threshold: float) -> Summary:
-    """Return the summary of an evaluation; a rollout passes if its reward >= threshold.
+    """Return the summary of an evaluation. A rollout passes if its reward >= threshold.
 
     For a mixture, `envs` contains the summary of each environment.
     """
@@ -112,22 +112,22 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
 
 
 def advice(summary: Summary) -> list[str]:
-    """Return advice on training with this environment; [] if there is no problem."""
+    """Return advice for training with this policy and environment; [] if there is no problem."""
     passing = summary.passes.get(1, math.nan)
     lines = []
     if passing <= TOO_HARD:
-        lines.append("pass@1 is 0 %: too hard for this policy, easier examples give a signal")
+        lines.append("pass@1 is 0 %: the policy never succeeds, so use easier examples")
     if passing > TOO_EASY:
-        lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy, harder examples teach more")
+        lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy to learn from, use harder examples")
     if summary.zero_spread >= MAX_ZERO_SPREAD:
         lines.append(
-            f"{summary.zero_spread:.0%} of the examples have no spread: all their rollouts got the "
-            "same reward, which leaves nothing to compare and no signal"
+            f"{summary.zero_spread:.0%} of the examples have rollouts with equal rewards, so their "
+            "advantage is 0: use more rollouts per example, or examples of other difficulty"
         )
     if summary.num_scored < summary.num_rollouts:
         lost = summary.num_rollouts - summary.num_scored
         lines.append(
-            f"{lost} of {summary.num_rollouts} rollouts could not be scored and are left out"
+            f"{lost} of {summary.num_rollouts} rollouts have no reward, see `error` in their file"
         )
     return lines
 
@@ -138,7 +138,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means that training and evaluation share, by metric name without prefix."""
+    """Return metric name -> mean over the rollouts, for `rollout/` and `eval/` metrics."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -152,7 +152,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each named reward, as in `finite_means`."""
+    """Return name -> mean over the rollouts that have a reward of this name (`finite_means`)."""
     return finite_means([pair for rollout in rollouts for pair in rollout.rewards.items()])
 
 
@@ -176,11 +176,11 @@ def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 RewardGroups = Sequence[Sequence[float]]
-"""Rewards of each example's rollouts, without unscorable ones."""
+"""For each example: the rewards of its rollouts, without rollouts that have no reward."""
 
 
 def mean(groups: RewardGroups) -> float:
-    """Return the mean reward of all rollouts; NaN without rollouts."""
+    """Return the mean reward of all rollouts; NaN if there are none."""
     return average([reward for group in groups for reward in group])
 
 
@@ -190,17 +190,17 @@ def standard_error(groups: RewardGroups) -> float:
     if len(scored) < 2:
         return math.nan
     middle, count = mean(scored), sum(map(len, scored))
-    # Clustered, because the rollouts of one example are not independent.
+    # The rollouts of an example are not independent, so deviations are summed per example first.
     squares = sum(sum(reward - middle for reward in group) ** 2 for group in scored)
     return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
 
 
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
-    """Return the share of examples for which one of k rollouts or more has reward >= threshold.
+    """Return the estimated probability that at least one of k rollouts has reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out; NaN if no example remains.
+    Examples with fewer than k scored rollouts are left out. NaN: no example remains.
     """
-    # The unbiased estimate of arXiv:2107.03374 draws k rollouts of a group without replacement.
+    # Unbiased estimate of arXiv:2107.03374: k rollouts drawn without replacement from the group.
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups
@@ -211,12 +211,12 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """Return 1, 2, 4, ... up to the limit."""
+    """Return 1, 2, 4, ... up to `limit`."""
     return [2**i for i in range(limit.bit_length())]
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of examples with equal rewards; NaN if no example has two rollouts."""
+    """Return the share of examples whose rewards are all equal; NaN if none has two rollouts."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

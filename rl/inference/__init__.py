@@ -1,1 +1,1 @@
-"""Start vLLM and send requests to it."""
+"""Package that starts vLLM and sends requests to it."""

@@ -1,4 +1,4 @@
-"""The asyncio client of vLLM's generate route, which accepts and returns token ids."""
+"""An asyncio client for vLLM's route /inference/v1/generate, which takes and returns token ids."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -12,50 +12,51 @@ import aiohttp
 import msgspec
 
 from rl.inference.completion import (
-    Answer,
     AttemptFailed,
     Completion,
+    GenerateAnswer,
     GenerationError,
     RequestFailed,
     completion_of,
 )
 from rl.inference.replica import refuses_connections
-from rl.inference.router import Group, Route, Router
+from rl.inference.router import RequestGroup, Route, Router
 from rl.runtime.devices import open_files
 
 T = TypeVar("T")
 _RETRIES = 3
-_RETRY_DELAY_S = 0.5  # seconds before the first retry; each further retry waits twice as long
-_KEEP_ALIVE_S = 2.0  # seconds that idle connections stay open; vLLM closes them after 5 s
-_MAX_FAILURES = 32  # maximum number of consecutive requests that failed after all their retries
-_CONNECT_S = 10.0  # timeout for TCP connections, because a host that is down does not refuse them
+_RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
+_KEEP_ALIVE_S = 2.0  # close idle connections after 2 s, before vLLM closes them after 5 s
+_MAX_FAILURES = 32  # this many failed requests in a row end the run, or exclude one replica
+_CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
 
 @dataclass
 class RequestTally:
-    """Counts of failed requests, which the client shares with the code that logs them."""
+    """Counts of retried and failed requests. The client counts, and the rollouts process logs."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
 
 
 class VLLMClient:
-    """The client that sends a run's requests to its vLLM replicas; an async context manager.
+    """Sends the requests of a run to its vLLM replicas; an async context manager.
 
-    If a replica is lost and another replica serves, the client sends the unanswered requests, with
-    the same prompts, to the other replica. So finished turns are not sampled again.
+    If a replica dies and another one runs, the client sends the unanswered requests to the other
+    replica. The finished turns of a rollout are part of its prompt, so they are not sampled again.
 
     Raises:
         RequestFailed: one request failed, after three retries if a retry could help.
-        GenerationError: many consecutive requests failed, so the run cannot continue.
+        GenerationError: 32 requests in a row failed. The run ends.
     """
 
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: the policy's name in vLLM; `timeout`: most seconds between reads from vLLM."""
+        """`model`: the policy's name in vLLM; `timeout`: seconds without data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        self.salt = uuid4().hex[:8]  # unique: an external server may cache an earlier run's blocks
+        # Without a new salt, an external server may use cached blocks of an earlier run's weights.
+        self.salt = uuid4().hex[:8]
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -70,17 +71,22 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Yield a client for requests that share prompts; it sends all requests to one replica."""
+        """Yield a client that sends all requests of a group of rollouts to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
     async def request(
-        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], group: Group, n: int = 0
+        self,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[bytes], T],
+        group: RequestGroup,
+        n: int = 0,
     ) -> T:
-        """Post `body` to the route `path` and return `read(answer)`; retry temporary failures.
+        """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
 
         `read` raises ValueError if the answer has an unexpected form.
-        `n` is the number of requested completions, which counts as load of the replica.
+        `n`: number of completions in the request. The router balances these between replicas.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
@@ -104,24 +110,24 @@ class VLLMClient:
             return answer
 
     def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
-        """Count a failed request. After many consecutive failures, exclude the replica or raise."""
+        """Count a failed request. After 32 in a row, end the run or stop using the replica."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
         if self._tally.num_failed_in_a_row >= _MAX_FAILURES:
             raise GenerationError(
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
-                f"{failure}; see {route.replica.log}"
+                f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # this replica fails, but other ones answer
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Exclude a replica that has ended; return whether another replica can answer instead."""
+        """Stop using a replica that has ended. Return whether another replica can answer."""
         if route.lost:
             return True
         if not failure.unanswered or len(self._router.routes) == 1:
             return False
-        # Connect in a thread, because a connection to a host that is down blocks.
+        # In a thread, because connecting to a host that is down would block the event loop.
         gone = await asyncio.to_thread(refuses_connections, route.replica)
         return gone and self._router.lose(route, str(failure))
 
@@ -135,23 +141,22 @@ class VLLMClient:
         except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, unanswered=True) from error
-        except TimeoutError as error:  # do not retry, because a retry would probably time out again
-            raise AttemptFailed(
-                f"vLLM was silent for {self._timeout:g} s", retryable=False, unanswered=True
-            ) from error
+        except TimeoutError as error:
+            why = f"vLLM sent nothing for sampler.rollout_timeout={self._timeout:g} s"
+            raise AttemptFailed(why, retryable=False, unanswered=True) from error
         except aiohttp.ClientError as error:
             raise AttemptFailed(
-                f"vLLM is out of reach at {address} ({error!r})", unanswered=True
+                f"vLLM cannot be reached at {address} ({error!r})", unanswered=True
             ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The request waited for a connection of the session that `_close_session` closed.
-            raise AttemptFailed(f"{route.replica.name} was lost") from error
+            # The task was not cancelled. `_close_session` closed the session that its request used.
+            raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
-            raise ValueError(f"the chat template rejects the conversation: {text}")
+            raise ValueError(f"the model's chat template rejects the conversation: {text}")
         if status != HTTPStatus.OK:
             busy = status == HTTPStatus.TOO_MANY_REQUESTS
             retryable = busy or status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -164,10 +169,10 @@ class VLLMClient:
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
-        """Return the HTTP session of a replica; the first request creates it."""
+        """Return the HTTP session for a replica. Create the session at the first call."""
         if route not in self._sessions:
             replica = route.replica
-            # Use half of the allowed open files, because RL environments also open files.
+            # Connections use at most half of the allowed open files. Environments need files too.
             limit = max(open_files() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -175,7 +180,7 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # Set no total timeout, because a request may wait long for a free connection.
+            # No total timeout, because it would include the wait for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
@@ -186,7 +191,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica, so that its open requests move to another replica."""
+        """Close the connections to a replica. Its open requests fail and use another replica."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -198,15 +203,15 @@ class GroupClient:
     """A client whose requests all go to the same replica."""
 
     client: VLLMClient
-    group: Group
+    group: RequestGroup
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
         """Return `n` completions of the prompt.
 
-        `sampling` uses vLLM's parameter names. `version`, the newest policy version that vLLM
-        samples with, salts the prefix cache, so that key-value blocks of old weights are not used.
+        `sampling` has vLLM's parameter names. `version` is the policy version that vLLM has loaded.
+        It is part of the cache salt, so that vLLM reuses no key-value blocks of older weights.
         """
         body = {
             "token_ids": list(prompt_ids),
@@ -220,7 +225,7 @@ class GroupClient:
         }
 
         def read(content: bytes) -> list[Completion]:
-            choices = msgspec.json.decode(content, type=Answer).choices
+            choices = msgspec.json.decode(content, type=GenerateAnswer).choices
             return [completion_of(choice, list(prompt_ids)) for choice in choices]
 
         completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
@@ -232,7 +237,7 @@ class GroupClient:
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """Return the token ids that the server's chat template produces for a conversation.
+        """Return the conversation as token ids, rendered with the server's chat template.
 
         Raise ValueError if the template rejects the conversation.
         """

@@ -6,24 +6,24 @@ import msgspec
 
 from rl.runtime.failure import RunFailed
 
-_FAILURE_REASONS = ("abort", "error")  # finish reasons that mean that vLLM failed
+_FAILURE_REASONS = ("abort", "error")  # values of finish_reason after an error of vLLM
 
 
 class GenerationError(RunFailed):
-    """The error raised if vLLM cannot be used; its message is for the user."""
+    """The error that ends a run because vLLM fails. The user sees its message."""
 
 
 class RequestFailed(GenerationError):
-    """The error raised if one request failed after all retries; the run drops only its rollout."""
+    """The error of one request after all retries. Only the rollout of this request fails."""
 
 
 class AttemptFailed(Exception):
-    """The error raised if one attempt at a request failed."""
+    """The error of one attempt at a request. `VLLMClient.request` decides about a retry."""
 
     def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable  # whether another attempt may succeed
-        self.unanswered = unanswered  # whether vLLM sent no answer, so that it may have ended
+        self.unanswered = unanswered  # whether no answer came, perhaps because vLLM has ended
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Completion:
     versions: list[int]  # [N] policy version that sampled each token
     cut_off: bool  # whether max_tokens ended the completion, not the policy
     prompt_ids: list[int] = field(default_factory=list)  # [P]
-    num_untracked_tokens: int = 0  # number of tokens sampled by a server that returns no token ids
-    stop: str | None = None  # text of sampler.stop that ended sampling; its tokens are in token_ids
+    num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
+    stop: str | None = None  # the text of sampler.stop that ended the completion, if any
 
 
 # The fields that are read of vLLM's answer. Decoding into these types takes a fifth of the time of
@@ -65,21 +65,21 @@ class Choice(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
 
 
-class Answer(msgspec.Struct, gc=False):
+class GenerateAnswer(msgspec.Struct, gc=False):
     """The answer of vLLM's generate route."""
 
     choices: list[Choice]
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
-    """Convert one choice of vLLM's answer into a Completion of the prompt.
+    """Convert an entry of `choices` in vLLM's answer to a Completion.
 
     Raise AttemptFailed if vLLM aborted the choice, or if a token has no logprob or no version.
     """
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in _FAILURE_REASONS:
-        # Training on an aborted completion would penalise the policy for vLLM's failure.
+        # An aborted completion is not scored, because its low reward would be vLLM's fault.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:
@@ -87,7 +87,7 @@ def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
     if len(content) != len(token_ids) or -1 in versions:
         raise AttemptFailed(
             f"vLLM returned {len(token_ids)} tokens with {len(content)} logprobs and weight "
-            f"versions {choice.weight_versions}: every token needs both"
+            f"versions {choice.weight_versions}: every token needs a logprob and a version"
         )
     return Completion(
         token_ids=token_ids,

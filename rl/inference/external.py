@@ -1,7 +1,7 @@
-"""External vLLM servers, which a run uses, updates and watches, but never starts or stops.
+"""External vLLM servers. A run sends requests and weights to them but never starts or stops them.
 
-Each server must run vLLM as serve_external.py starts it: with our plugin, which receives the
-weights, and with the routes that pause vLLM and report policy versions.
+The user starts each server with serve_external.py. That program gives vLLM our plugin, which
+receives the weights, and the routes that pause vLLM and report policy versions.
 """
 
 import os
@@ -20,7 +20,7 @@ from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
 _TIMEOUT_S = 10.0
-# tokenizers differ in how they split this text
+# Different tokenizers split this text differently, so it shows whether two tokenizers are equal.
 _SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
@@ -28,7 +28,7 @@ _REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """The external vLLM servers by URL (conf/inference/external.yaml explains each key)."""
+    """The options of conf/inference/external.yaml, which explains each option."""
 
     is_external: ClassVar[bool] = True
 
@@ -37,25 +37,25 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # raises an error for a wrong URL before the run starts a process
+        self.servers()  # raises ValueError for an invalid URL before the run starts a process
 
     def servers(self) -> list[Replica]:
-        """Return the servers with addresses and key; raise ValueError if `urls` or key is wrong."""
+        """Return the servers. Raise ValueError if a URL is invalid or the key is missing."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
-            raise ValueError("inference.urls must name one server or more, each of them once")
+            raise ValueError(f"inference.urls={self.urls}: write the URL of each server once")
         key = os.environ.get(self.api_key_variable) if self.api_key_variable else None
         if self.api_key_variable and not key:
             raise ValueError(
-                f"inference.api_key_variable={self.api_key_variable} is not set: export it with "
-                "the key of the servers, or use null if they require no key"
+                f"inference.api_key_variable={self.api_key_variable} is not set: export this "
+                "variable with the key of the servers, or set null if they require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]
 
 
 def address_of(url: str) -> Address:
-    """Return the address in a server's URL; raise ValueError if it is no HTTP or Unix address."""
+    """Return the address in a server's URL. Raise ValueError unless it is http:// or unix:."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)
@@ -65,44 +65,44 @@ def address_of(url: str) -> Address:
     except ValueError:
         pass
     raise ValueError(
-        f"inference.urls: {url} is not an address of a vLLM: write http://host:port, without a "
-        "path, or unix:/path/to/socket"
+        f"inference.urls contains {url}, which is not the address of a vLLM: write "
+        "http://host:port, without a path, or unix:/path/to/socket"
     )
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot serve the model in a folder, or None if it can.
+    """Return why a running server cannot be used for a model folder; None: the server can.
 
-    The server's own weights do not matter, because the trainer replaces them. vLLM itself rejects
+    The server's weights are not compared, because the first push replaces them. vLLM itself rejects
     weights of another architecture.
     """
     try:
         with http_client(replica, _TIMEOUT_S) as http:
-            return _problem(http, model, max_seq_len)
+            return _why_unusable(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
         return f"cannot be used as a vLLM ({type(error).__name__}: {error}): {_REMEDY}"
 
 
-def _problem(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
+def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
     known = http.get("/v1/models")
     if known.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return "refuses the key: set inference.api_key_variable to the variable that holds its key"
+        return "refuses the key: set inference.api_key_variable to the variable with its key"
     served = {entry["id"]: entry for entry in known.raise_for_status().json()["data"]}
     if "policy" not in served:
         return f"serves {', '.join(served)}, but no model named `policy`: {_REMEDY}"
     longest = served["policy"]["max_model_len"]
     if longest < max_seq_len:
         return (
-            f"accepts {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with a "
-            "larger --max-model-len, or lower max_seq_len"
+            f"accepts {longest} tokens, fewer than model.max_seq_len={max_seq_len}: start it with "
+            f"--max-model-len {max_seq_len}, or set model.max_seq_len={longest}"
         )
     for route in _REQUIRED_ROUTES:
-        # A GET changes nothing. An existing route answers a GET with an error other than 404.
+        # The route expects a POST, so it answers a GET with an error. Only 404 means no route.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}
     theirs = http.post("/tokenize", json=body).raise_for_status().json()["tokens"]
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     if theirs != tokenizer.encode(_SAMPLE_TEXT, add_special_tokens=False).ids:
-        return f"has another tokenizer than {model}: start it with that model"
+        return f"has another tokenizer than {model}: {_REMEDY}"
     return None

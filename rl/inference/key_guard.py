@@ -1,8 +1,8 @@
 """Middleware inside vLLM that requires the run's key on every route of a TCP port.
 
-vLLM's own --api-key protects only the routes below /v1, but other routes load weights. vLLM loads
-this class by its option `--middleware`. An environment variable names the file with the key, so
-that process lists do not show the key.
+vLLM's own --api-key protects only the routes below /v1, but routes outside /v1 load weights. vLLM's
+flag `--middleware` names this class. An environment variable names the file with the key, because
+a key on the command line would be visible to all users of the machine.
 """
 
 import hmac
@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_REFUSED = b"the key of the run is missing or wrong"
+_REFUSED = b"the request has no key or a wrong key: send `Authorization: Bearer <key of the run>`"
 
 
 class KeyGuard:
@@ -30,8 +30,8 @@ class KeyGuard:
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass requests that have the key to vLLM and reject all other requests."""
-        # Only uvicorn sends `lifespan`, when it starts and stops; clients cannot send it.
+        """Pass requests that have the key to vLLM. Answer all other requests with status 401."""
+        # uvicorn sends `lifespan` when it starts and stops. No client can send it.
         if scope["type"] == "lifespan" or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -43,5 +43,5 @@ class KeyGuard:
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # Compare in constant time, so that the duration does not reveal a partly correct guess.
+        # The duration of compare_digest does not depend on how many characters are correct.
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

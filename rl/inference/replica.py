@@ -1,4 +1,4 @@
-"""The address, the key and the number of restarts of one vLLM, for the other processes."""
+"""What other processes know of one vLLM: its address, its key and its number of restarts."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Replica:
-    """One start of one vLLM process; a restart creates a new Replica."""
+    """One vLLM process. After a restart, a new Replica with a higher incarnation replaces it."""
 
     name: str  # the process name: inference, or inference0, inference1, ...
     address: Address
@@ -31,7 +31,7 @@ class Replica:
 
 
 def refuses_connections(replica: Replica) -> bool:
-    """Return whether the replica refuses connections, as an ended one does and a busy one not."""
+    """Return whether the replica refuses connections: vLLM has ended, and is not only busy."""
     try:
         replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
@@ -42,9 +42,9 @@ def refuses_connections(replica: Replica) -> bool:
 
 
 def started_replicas(run_folder: RunFolder, inference: InferenceNode) -> list[Replica]:
-    """Return the newest start of each vLLM that the run has started."""
+    """Return the newest Replica of each vLLM that has written its address into the run folder."""
     private = run_folder.private
-    # Do not send the run's own key to external servers.
+    # External servers have a key of their own. They must not receive the run's key.
     key = private.read_servers_key() if inference.is_external else private.read_key()
     endpoints = {name: Endpoint.read(run_folder, name) for name in inference.names}
     return [

@@ -1,10 +1,10 @@
-"""Choose the replica of each request: a new group uses the least busy one and stays there.
+"""Choose the vLLM replica of each group of rollouts: the least busy one, for all its requests.
 
-Rollouts of a group share a prompt, and each turn begins with the previous turns. So the replica
-that sampled the first turns has most of the next request in its prefix cache.
+The rollouts of a group share a prompt, and each turn's prompt begins with the previous turns. So
+the replica that sampled the first turns has most of the next prompt in its prefix cache.
 
     serve(replicas)    use only these replicas, because they have the newest weights
-    lose(route, why)   exclude a replica until it restarts; its groups choose another one
+    lose(route, why)   stop using a replica until it restarts; its groups choose another replica
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,23 +20,23 @@ class Route:
 
     replica: Replica
     num_groups: int = 0  # number of groups that use this replica
-    num_pending: int = 0  # number of completions that are requested but not answered
-    num_completions: int = 0  # number of completions since the last logged metrics
-    num_tokens: int = 0  # number of sampled tokens since the last logged metrics
+    num_pending: int = 0  # number of requested completions that have not arrived
+    num_completions: int = 0  # number of completions since metrics were last logged
+    num_tokens: int = 0  # number of sampled tokens since metrics were last logged
     num_failed_in_a_row: int = 0  # number of consecutive failed requests
-    lost: bool = False
-    close_session: Callable[[], None] = lambda: None  # closes the connections of open requests
+    lost: bool = False  # whether the router stopped using this replica
+    close_session: Callable[[], None] = lambda: None  # closes all connections to the replica
 
 
 @dataclass(eq=False)
-class Group:
-    """Requests that use the same replica: requests of a group of rollouts, or a single request."""
+class RequestGroup:
+    """The requests of one group of rollouts. All use the same replica."""
 
     router: "Router"
     _route: Route | None = None
 
     def route(self) -> Route:
-        """Return the group's route: the same replica as before, unless that replica was lost."""
+        """Return the route to the group's replica. Choose another replica if it was lost."""
         if self._route is None or self._route.lost:
             self.leave()
             self._route = self.router.least_busy()
@@ -44,7 +44,7 @@ class Group:
         return self._route
 
     def leave(self) -> None:
-        """Stop counting this group as load of its replica."""
+        """Release the replica, so that the group no longer counts as its load."""
         if self._route is not None:
             self._route.num_groups -= 1
         self._route = None
@@ -52,28 +52,28 @@ class Group:
 
 @dataclass(eq=False)
 class Router:
-    """The routes that requests may use; all tasks of an event loop share one router."""
+    """The replicas that may get requests. All tasks of the rollouts process share one router."""
 
     on_lost: Callable[[Replica, str], None] = lambda _replica, _why: None
-    _routes: dict[str, Route] = field(default_factory=dict)  # keys are names of replicas
+    _routes: dict[str, Route] = field(default_factory=dict)  # name of a replica -> its route
     _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
     @classmethod
     def to(cls, *replicas: Replica) -> "Router":
-        """Return a router to these replicas."""
+        """Return a router that uses these replicas."""
         router = cls()
         router.serve(replicas)
         return router
 
     @property
     def routes(self) -> list[Route]:
-        """The routes of the replicas that may receive requests."""
+        """The routes of the replicas that may get requests."""
         return list(self._routes.values())
 
     def serve(self, replicas: Iterable[Replica]) -> None:
-        """Send requests only to these replicas, because they have the newest weights."""
+        """Use only these replicas from now on. The caller has pushed the newest weights to them."""
         given = {replica.name: replica for replica in replicas}
-        if not given:  # no replica has the newest weights, so keep the current replicas
+        if not given:  # no push succeeded, so keep the current replicas
             return
         for name, route in list(self._routes.items()):
             if name not in given or given[name].incarnation != route.replica.incarnation:
@@ -84,15 +84,15 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes:  # use lost replicas, because only they have the newest weights
+        if not self._routes:  # all given replicas were lost, but no other has the newest weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
 
     def least_busy(self) -> Route:
-        """Return the route with the fewest groups; among equals, with the fewest completions."""
+        """Return the route with the fewest groups. Ties: the fewest pending completions."""
         return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_pending))
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using a replica; return False if it is the only one, which must remain in use."""
+        """Stop using a replica. Return False, and keep using it, if no other replica is left."""
         if route.lost:
             return True
         if self._routes.keys() <= {route.replica.name}:
@@ -108,9 +108,9 @@ class Router:
         route.close_session()
 
     @contextmanager
-    def group(self) -> Iterator[Group]:
-        """Yield a group that uses one replica while the block runs."""
-        group = Group(self)
+    def group(self) -> Iterator[RequestGroup]:
+        """Yield a group whose requests all use one replica."""
+        group = RequestGroup(self)
         try:
             yield group
         finally:

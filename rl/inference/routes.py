@@ -1,10 +1,10 @@
 """Blocking requests that control vLLM: pause it, push weights, resume it.
 
-    whole weights   pause -> start_update -> update -> finish_update(version) -> resume
-    an adapter      load_adapter, start_update once; pause -> update -> set_version -> resume
+    all weights     pause -> start_update -> update -> finish_update(version) -> resume
+    LoRA adapter    load_adapter, start_update once; then pause -> update -> set_version -> resume
     no push         set_version
 
-`rl/inference/client.py` samples tokens, with many requests in parallel.
+`rl/inference/client.py` has the requests that sample tokens.
 """
 
 import re
@@ -27,10 +27,10 @@ _MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
 
 
 class VLLMRoutes:
-    """The control routes of one vLLM; a context manager.
+    """A client for the HTTP routes that control one vLLM; a context manager.
 
-    Every request opens a new connection. vLLM closes connections that were idle for 5 s, which is
-    less than many training steps, and a request on a closing connection fails.
+    Every request opens a new connection, because vLLM closes a connection that is idle for 5 s. A
+    request that is sent at that moment would fail, and a training step may take longer than 5 s.
 
     Raises:
         RunFailed: every method raises it if vLLM refuses, answers too late or cannot be reached.
@@ -39,7 +39,7 @@ class VLLMRoutes:
     def __init__(
         self, replica: Replica, *, timeout: float, limit: str = "trainer.wait_timeout"
     ) -> None:
-        """`timeout`: seconds to wait for one answer; `limit`: the config key of this timeout."""
+        """`timeout`: seconds to wait for an answer; `limit`: the option that sets the timeout."""
         self.replica, self._limit, self._timeout = replica, limit, timeout
         self._deadline: float | None = None
         self._http = http_client(replica, timeout)
@@ -52,7 +52,7 @@ class VLLMRoutes:
 
     @contextmanager
     def shared_timeout(self) -> Iterator[None]:
-        """Let all requests in the block share one timeout."""
+        """Apply the timeout to all requests of the block together, not to each request."""
         self._deadline = time.monotonic() + self._timeout
         try:
             yield
@@ -60,7 +60,7 @@ class VLLMRoutes:
             self._deadline = None
 
     def pause(self) -> None:
-        """Pause generation; running requests keep their key-value blocks."""
+        """Pause generation. Running requests keep their key-value blocks and can continue."""
         self._post("/pause?mode=keep&clear_cache=false")
 
     def resume(self) -> None:
@@ -72,13 +72,13 @@ class VLLMRoutes:
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
-        """Begin a weight update; first finish an update that an earlier trainer left open."""
+        """Begin a weight update. If a killed trainer left an update open, finish that one first."""
         if not self._accepts("/start_weight_update"):
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM read and load the weights that `info` locates, or holds as bytes."""
+        """Make vLLM load the weights. `info` says where the engine finds them, or has them."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
@@ -86,14 +86,14 @@ class VLLMRoutes:
         self._post("/finish_weight_update", {"weight_version": str(version)})
 
     def set_version(self, version: int) -> None:
-        """Make vLLM report this policy version for each new token; the weights do not change."""
+        """Make vLLM report policy `version` for each new token. This changes no weights."""
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Load the adapter in a folder into vLLM; requests select it by `name`."""
+        """Load the LoRA adapter of a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
-        if not self._accepts("/v1/load_lora_adapter", adapter):
-            self._accepts("/v1/unload_lora_adapter", adapter)  # an earlier trainer used this name
+        if not self._accepts("/v1/load_lora_adapter", adapter):  # an earlier trainer loaded `name`
+            self._accepts("/v1/unload_lora_adapter", adapter)
             self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
@@ -107,7 +107,7 @@ class VLLMRoutes:
         ]
 
     def num_workers(self) -> int:
-        """Return how many of vLLM's worker processes hold a shard of the model."""
+        """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""
         return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -139,13 +139,13 @@ class VLLMRoutes:
             )
         except httpx.TimeoutException as error:
             raise RunFailed(
-                f"vLLM did not answer `{_route(path)}` within {self._limit}={self._timeout:g} s; "
-                f"see {self.replica.log}"
+                f"vLLM did not answer `{_route(path)}` within {self._limit}={self._timeout:g} s: "
+                f"raise {self._limit}, or find the cause in {self.replica.log}"
             ) from error
         except httpx.HTTPError as error:
             raise RunFailed(
-                f"vLLM is out of reach for `{_route(path)}` ({type(error).__name__}: {error}); "
-                f"see {self.replica.log}"
+                f"vLLM cannot be reached for `{_route(path)}` ({type(error).__name__}: {error}): "
+                f"find the cause in {self.replica.log}"
             ) from error
 
 
@@ -166,7 +166,7 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
 
 
 def healthy(replica: Replica) -> bool:
-    """Return whether vLLM answers its health route."""
+    """Return whether vLLM answers its route /health with status 200."""
     path = replica.address.path
     if path and not path.exists():
         return False
@@ -179,13 +179,13 @@ def healthy(replica: Replica) -> bool:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """Token counters of vLLM's prefix cache since vLLM's start: tokens searched, tokens found."""
+    """The counters of vLLM's prefix cache since vLLM's start."""
 
-    num_queries: float = 0.0
-    num_hits: float = 0.0
+    num_queries: float = 0.0  # prompt tokens
+    num_hits: float = 0.0  # prompt tokens found in the cache
 
     def share_since(self, before: "PrefixCache | None") -> float:
-        """Return the share of prompt tokens found in the cache since the counters `before`."""
+        """Return the share of prompt tokens found in the cache since `before` was read."""
         before = before or PrefixCache()
         num_queries = self.num_queries - before.num_queries
         return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
@@ -213,14 +213,14 @@ def wait_until_healthy(
     Args:
         replica: the vLLM to wait for.
         timeout: most seconds to wait (inference.startup_timeout).
-        check: function called between two attempts; it raises if vLLM can no longer start.
+        check: function called after each attempt that fails; it raises if vLLM has ended.
     """
     deadline = time.monotonic() + timeout
     while not healthy(replica):
         check()
         if time.monotonic() > deadline:
             raise RunFailed(
-                f"vLLM did not answer within inference.startup_timeout={timeout:g} s; "
-                f"see {replica.log}"
+                f"vLLM did not start within inference.startup_timeout={timeout:g} s: raise "
+                f"inference.startup_timeout, or find the cause in {replica.log}"
             )
         time.sleep(_POLL_S)

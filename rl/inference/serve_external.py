@@ -1,8 +1,8 @@
-"""Start a vLLM by hand for inference=external; further arguments are flags of vLLM.
+"""Program that starts a vLLM for a run with inference=external. Other arguments are vLLM's flags.
 
-vLLM starts as in a run, with the model, the lengths and the adapter of the configuration in the run
-folder. train.py first writes this folder and then waits for the server. On a TCP port, every route
-requires the key in the environment variable that inference.api_key_variable names.
+The program reads the model, max_seq_len and the LoRA adapter from the config in the run folder, so
+start train.py first: it writes the folder and waits for the server. On a TCP port, every request
+needs the key in the environment variable that inference.api_key_variable names.
 
     MY_KEY=... python -m rl.inference.serve_external outputs/my-run http://10.0.0.7:8000
 """
@@ -21,7 +21,7 @@ from rl.runtime.network import Address
 
 
 def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return command line and environment variables of a vLLM usable with inference=external."""
+    """Return the command line and the environment variables of a vLLM for an external server."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -37,16 +37,16 @@ def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], 
 
 
 def required_key(run_folder: RunFolder) -> str:
-    """Return the key that vLLM requires; raise ValueError if the user has set none.
+    """Return the key that vLLM requires on a TCP port. Raise ValueError if the user set none.
 
-    Without a key, any process that reaches the port could load weights.
+    Without a key, any program that can connect to the port could load weights.
     """
     variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:
         raise ValueError(
-            "vLLM needs a key on a TCP port: start train.py with inference.api_key_variable=MY_KEY"
-            ", and export MY_KEY, some 40 random characters, in both shells"
+            "vLLM needs a key on a TCP port: start train.py with inference.api_key_variable=MY_KEY "
+            "and run `export MY_KEY=<40 random characters>` in this shell and in train.py's shell"
         )
     return key
 
@@ -54,9 +54,9 @@ def required_key(run_folder: RunFolder) -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = server_process(run_folder, address)
-    del env["TMPDIR"]  # TMPDIR is a folder on the supervisor's host, which another host lacks
+    del env["TMPDIR"]  # this folder exists only on the supervisor's host
     if not address.path:
-        key_file = os.memfd_create("key", 0)  # an anonymous file in memory keeps the key off disks
+        key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
         os.write(key_file, required_key(run_folder).encode())
         env[KEY_FILE] = f"/proc/self/fd/{key_file}"
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -1,13 +1,12 @@
 """The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
 
-A socket needs no port number, two runs cannot collide, and the folder's permissions protect it. On
-a TCP port every route requires the run's key (key_guard.py), because vLLM's own API keys do not
-protect the routes that load weights.
+A socket needs no port number, so two runs cannot choose the same one. The permissions of its folder
+protect it. On a TCP port every route requires the run's key (key_guard.py), because vLLM's own API
+keys do not protect the routes that load weights.
 """
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,31 +23,31 @@ from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
-from rl.runtime.child import Child, Reaper, ending, last_lines
+from rl.runtime.child import Child, Reaper, ending, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_EXIT_DELAY_S = 0.2  # seconds between the end of vLLM's connections and the end of its process
-# The model name in requests, by whether the trainer pushes only the adapter, because vLLM serves
-# the base model and the adapter under different names.
+_EXIT_DELAY_S = 0.2  # a dying vLLM closes its connections this long before its process ends
+# Whether the trainer pushes only a LoRA adapter -> model name in requests. vLLM serves the base
+# model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest adapter that vLLM can load; vLLM reserves memory for it at the start."""
+    """The largest LoRA adapter that vLLM can load. vLLM reserves its memory at the start."""
 
     rank: int
     layers: list[str]  # last parts of the names of layers that may have an adapter
 
 
 def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> AdapterLimits:
-    """Return vLLM's smallest limits for adapters of this rank and these target modules.
+    """Return the smallest limits of vLLM that admit an adapter of this rank and these modules.
 
-    vLLM reserves memory only for adapted layers, which saves time at every token. An adapted output
-    head would break the push probe: vLLM then returns no prompt logprobs (vllm-project/vllm#51594).
+    Fewer layers with an adapter save time at every token. The output head must not have an adapter,
+    because vLLM then returns no prompt logprobs for the push probe (vllm-project/vllm#51594).
     """
     names = linear_layers(model) if targets == "all-linear" else targets
     allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
@@ -57,19 +56,19 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """The properties of the policy that vLLM needs at its start."""
+    """The properties of the policy that become vLLM's command line."""
 
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
-    seed: int  # seed of the sampling; with equal seeds, replicas would sample the same tokens
-    # limits of the pushed adapter; None if whole weights are pushed
+    seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
+    # limits of the LoRA adapter; None: all weights are pushed
     adapter: AdapterLimits | None = None
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
 
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer:
-    """The settings of the vLLM process (conf/inference/vllm.yaml explains each key)."""
+    """The options of conf/inference/vllm.yaml, which explains each option."""
 
     replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
@@ -90,9 +89,9 @@ class VLLMServer:
         adapter: AdapterLimits | None,
         head_dtype: str | None = None,
     ) -> list[str]:
-        """Return the command line for a model folder; ServedPolicy documents the keywords.
+        """Return the command line for a model folder. ServedPolicy explains the keywords.
 
-        The command does not use `vllm serve`, because vLLM's CPU build lacks it.
+        vLLM's CPU build has no `vllm serve`, so the command starts the module.
         """
         options: dict[str, Any] = {
             "model": model,
@@ -112,7 +111,7 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            # The trainer initialises the weights and pushes them before vLLM samples.
+            # vLLM starts with random weights. The trainer pushes its own before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -123,14 +122,15 @@ class VLLMServer:
                 flags += [name, *map(str, value)]
             elif value is not False and value is not None:
                 flags += [name, str(value)]
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+        return python_module("vllm.entrypoints.openai.api_server", *flags)
 
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables; `key_file` is None if vLLM uses a Unix socket."""
+        """Return vLLM's environment variables. `key_file`: None if vLLM uses a Unix socket."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
+            "PYTHONSAFEPATH": "1",  # like -P, also in the processes that vLLM starts
             "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
@@ -142,9 +142,9 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return the thread limit of a vLLM that may use all cores of the machine but one.
+    """Return the variable that limits vLLM on a CPU to all cores except one.
 
-    A value of OMP_NUM_THREADS in the environment has priority. On a GPU, vLLM needs no limit.
+    If the user has set OMP_NUM_THREADS, that value is used. On a GPU, vLLM needs no limit.
     """
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
@@ -153,7 +153,7 @@ def _thread_limit() -> dict[str, str]:
 
 
 def _address_flags(address: Address) -> dict[str, Any]:
-    """Return vLLM's flags for an address; on a TCP port the key guard protects all routes."""
+    """Return vLLM's flags for an address. For a TCP port they include the key guard."""
     if address.path:
         return {"uds": address.path}
     return {"host": address.host, "port": address.port, "middleware": GUARD}
@@ -166,14 +166,14 @@ def vllm_process(
     policy: ServedPolicy,
     place: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of a vLLM for a run folder's model.
+    """Return the command line and the environment variables of a vLLM that serves a run's model.
 
     Args:
         server: the settings of vLLM.
         run_folder: the folder with the model, the key and the temporary files.
         replica: the name and the address of the vLLM.
         policy: the properties of the policy that vLLM needs.
-        place: environment variables that set its GPUs and threads; None allows the whole machine.
+        place: environment variables that set vLLM's GPUs and threads; None: the whole machine.
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
@@ -190,7 +190,7 @@ def vllm_process(
 
 
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
-    """Return the properties of a run's policy that vLLM needs."""
+    """Return the properties of a run's policy that become vLLM's command line."""
     limits = None
     if run.pushes_adapter:
         limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
@@ -207,7 +207,7 @@ def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """Return a replica's command line and environment variables; see vllm_process for `place`."""
-    # Each replica and each restart uses another seed, so that samples are not repeated.
+    # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
     return vllm_process(build(run.inference)(), run_folder, replica, policy, place)
@@ -217,10 +217,10 @@ def replica_process(
 def serving(
     server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
-    """Serve the model of a run folder on its Unix socket during the block; yield the routes.
+    """Start vLLM for the model of a run folder, yield its control routes, and end vLLM.
 
     Raises:
-        RunFailed: vLLM did not start, or ended during the block; the message quotes its log's end.
+        RunFailed: vLLM did not start or ended during the block. The message has its last log lines.
     """
     run_folder.private.make()
     replica = only_replica(run_folder)
@@ -245,11 +245,11 @@ def serving(
             yield stack.enter_context(routes)
         except Exception:
             time.sleep(_EXIT_DELAY_S)
-            check_child()  # raises RunFailed if vLLM has ended and so caused the block's error
+            check_child()  # if vLLM has ended, that is the cause of the error in the block
             raise
-        check_child()  # the block may tolerate failed requests, so check vLLM again
+        check_child()  # the block may have ignored failed requests of a vLLM that ended
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the only vLLM of a run folder, which listens on a Unix socket."""
+    """Return the vLLM of a folder that has one vLLM, on a Unix socket (lab, benchmarks)."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

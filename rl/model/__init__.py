@@ -1,1 +1,1 @@
-"""Models on disk and in memory: pretrained, tiny, tokenizer, LoRA."""
+"""Package for models on disk and in memory: pretrained, tiny, tokenizer, LoRA."""

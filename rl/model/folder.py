@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# Architectures with these endings do not predict the next token. transformers checks all others.
+# An architecture with such a name does not predict the next token, so it cannot be the policy.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -24,24 +24,24 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return whether the folder contains weights; a new model's folder has only a config."""
+    """Return whether the folder contains weights. The folder of a tiny model has only a config."""
     return any(weight_files(folder))
 
 
 def header_of(path: Path) -> tuple[dict[str, Any], int]:
-    """Return each tensor's header entry in a safetensors file, and the offset of the data."""
+    """Return (tensor name -> header entry, offset of the tensors) of a safetensors file."""
     with path.open("rb") as file:
-        # A file is the header's length in 8 bytes, the header as JSON, then the tensors.
+        # The format: length of the header in 8 bytes, the header as JSON, the tensors.
         (length,) = struct.unpack("<Q", file.read(8))
         if length > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path} is cut off")
+            raise ValueError(f"{path} is truncated: download it again")
         header = json.loads(file.read(length))
     forms = {name: form for name, form in header.items() if name != "__metadata__"}
     return forms, 8 + length
 
 
 def listed_files(folder: Path) -> set[str] | None:
-    """Return the names of the weight files in the index, or None if the folder has no index."""
+    """Return the names of weight files that the index lists; None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
@@ -56,7 +56,7 @@ def missing_weights(folder: Path) -> str | None:
 
 
 def damaged_weights(folder: Path) -> str | None:
-    """Return the name of a weight file that is truncated or not safetensors, or None."""
+    """Return the name of a weight file that is truncated or invalid; None: all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
             forms, begin = header_of(path)
@@ -70,18 +70,18 @@ def damaged_weights(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the model's weights, config and tokenizer."""
+    """Return a hash of the model's weights, config and tokenizer, by which a resume checks them."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
         path = folder / name
         if path.is_file():
-            total.update(f"{name}:{_content(path)};".encode())
+            total.update(f"{name}:{_content_hash(path)};".encode())
     return total.hexdigest()
 
 
-def _content(path: Path) -> str:
-    """Return a hash of a file, read in pieces because the file may be larger than the memory."""
+def _content_hash(path: Path) -> str:
+    """Return a hash of a file. The file may be larger than the memory, so read it in pieces."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(1 << 24):
@@ -90,10 +90,10 @@ def _content(path: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy a model folder's files except the weights, their index and config.json.
+    """Copy tokenizer, chat template and generation config of a model folder to another folder.
 
-    Links that leave the folder are not copied, because they could point to any file of this machine
-    and users share checkpoints.
+    A link to a file outside the model folder is not copied. The file could be private, and users
+    publish checkpoints.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
@@ -103,7 +103,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def links_outside(path: Path) -> bool:
-    """Return whether a link points out of its folder; links inside the hub's cache do not count."""
+    """Return whether a path is a link to a file outside its folder (or outside the hub's cache)."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
     homes = [home, home.parents[1] / "blobs"] if in_cache else [home]
@@ -111,16 +111,16 @@ def links_outside(path: Path) -> bool:
 
 
 def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
-    """Raise ValueError unless a turn's limit is below max_seq_len, which includes the prompt."""
+    """Raise ValueError unless max_tokens, the limit of a turn, is less than max_seq_len."""
     if not 1 <= max_tokens < max_seq_len:
         raise ValueError(
-            f"model.max_tokens={max_tokens}, model.max_seq_len={max_seq_len}: a turn must be "
-            "shorter than the whole row, prompt included; change one of the two"
+            f"model.max_tokens={max_tokens}: set it to at least 1 and below model.max_seq_len="
+            f"{max_seq_len}, which also counts the prompt"
         )
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the module names of a model's matrices, without embedding and output head."""
+    """Return the module names of the model's linear layers, without embedding and output head."""
     names = {
         tensor.split(".")[-2]
         for path in weight_files(model)
@@ -131,22 +131,19 @@ def linear_layers(model: Path) -> list[str]:
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model is not a causal language model or its weights are quantised.
-
-    vLLM or the trainer would fail later, with a longer message.
-    """
+    """Raise ValueError if the model is not a causal language model or its weights are quantised."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
     if config.get("is_encoder_decoder") or wrong:
         kind = ", ".join(wrong or kinds) or config.get("model_type")
         raise ValueError(
-            f"{folder} holds a {kind}, which is not a causal language model: choose one that "
-            "continues text (architectures of config.json: ...ForCausalLM)"
+            f"{folder} contains a {kind}, which is not a causal language model: choose a model "
+            "whose config.json has an architecture ...ForCausalLM"
         )
     if quantised := config.get("quantization_config"):
         how = quantised.get("quant_method", "somehow")
         raise ValueError(
-            f"{folder} holds weights that are quantised ({how}) and cannot be trained: "
-            "use the bfloat16 model that they were made from"
+            f"{folder} contains quantised weights ({how}), which cannot be trained: choose the "
+            "bfloat16 model that was quantised"
         )

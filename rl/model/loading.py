@@ -20,11 +20,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-FLOAT32_LONGEST = 512  # tokens; for longer rows the half-precision kernel is faster
+FLOAT32_LONGEST = 512  # number of tokens up to which attention in float32 is faster on a CPU
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:
-    """Make a model on a CPU compute the attention of short rows in float32, which is faster."""
+    """Make the model compute attention of short rows in float32, which is faster on a CPU."""
     AttentionInterface.register(_NAME, _compute_attention)
     # transformers looks up the mask function by the name of the attention function.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
@@ -34,7 +34,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Compute the attention; convert short rows in half precision to float32.
+    """Compute attention. Rows of at most FLOAT32_LONGEST tokens are converted to float32 for it.
 
     Queries, keys and values are [B, heads, T, head size].
     """
@@ -47,19 +47,19 @@ def _compute_attention(
 
 
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """Load a model folder; if it has no weights, draw them from its config and `seed`."""
+    """Load a model folder. If it has no weights, initialise them randomly with `seed`."""
     if holds_weights(folder):
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
-        # Draw in float32, so that a seed gives the same weights in every dtype, up to rounding.
+        # Initialised in float32, so that a seed gives the same weights in every dtype.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )
-        # Convert only the parameters, because the buffers (rotary frequencies) stay float32.
+        # Only parameters get the dtype. Buffers (rotary frequencies) must stay float32.
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     if not torch.cuda.is_available():
@@ -69,14 +69,14 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Enable gradient checkpointing: store only each layer's input for the backward pass."""
-    # Reentrant checkpointing loses the gradient if the embeddings are frozen (LoRA).
+    # With use_reentrant=True there would be no gradient if the embeddings are frozen (LoRA).
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each layer for any number and length of rows; raise ValueError if no layer is found.
+    """Compile each decoder layer for inputs of any shape. Raise ValueError if there are none.
 
-    torch.compile compiles the first layer, and all other layers reuse the result. The weights keep
+    torch.compile compiles the first layer, and the other layers reuse the result. Weights keep
     their names. Embeddings, the chunked output head and DeepSpeed are not compiled.
     """
     layers = [
@@ -84,7 +84,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     ]
     if not layers:
         kind = type(model).__name__
-        raise ValueError(f"trainer.compile=true finds no layers in a {kind}: set it to false")
+        raise ValueError(f"trainer.compile=true finds no layers in {kind}: set it to false")
     for layer in layers:
         layer.compile(backend=backend, dynamic=True)
 

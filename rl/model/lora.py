@@ -2,9 +2,9 @@
 
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
-W is frozen. A is drawn from the run's seed and B starts at zero, so the initial model is unchanged.
-peft inserts its layers into the transformers model, which keeps its class. Heavy imports are inside
-functions, because the supervisor imports this module and must not import torch.
+W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
+peft inserts its layers into the transformers model, which keeps its class. torch and peft are
+imported inside functions, because the supervisor imports this module and must not import torch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-_NAME = "default"  # peft's default name; a model has only one adapter
+_NAME = "default"  # the adapter's name in peft
 _SAVED = f".modules_to_save.{_NAME}."
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """The absence of an adapter (adapter=none): all weights are trained."""
+    """The choice adapter=none: no adapter, all weights are trained."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
         """Return the model unchanged."""
@@ -41,7 +41,7 @@ class NoAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """A LoRA adapter: its layers and the size of their matrices (conf/adapter/lora.yaml)."""
+    """The options of conf/adapter/lora.yaml, which explains each option."""
 
     freezes_base: ClassVar[bool] = True
 
@@ -56,9 +56,9 @@ class LoRA:
         """Freeze the model, insert trainable LoRA matrices of the model's dtype, and return it.
 
         Args:
-            model: a transformers model that is not sharded.
-            seed: the seed for A, the same on all ranks.
-            base: name or folder of the model, stored for programs that load the adapter.
+            model: a transformers model that is not sharded yet.
+            seed: the seed for the matrices A. All ranks must use the same seed.
+            base: name or folder of the model, written to adapter_config.json.
         """
         import torch
         from peft import LoraConfig, get_peft_model
@@ -73,15 +73,15 @@ class LoRA:
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():  # restores the random state afterwards
+        with torch.random.fork_rng():  # the caller's random state does not change
             torch.manual_seed(seed)
-            # peft must not cast the matrices to float32, because DeepSpeed keeps float32 masters.
+            # No cast to float32 by peft, because DeepSpeed keeps float32 copies for the optimizer.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
-        config.base_model_name_or_path = base  # replaces the path that peft has stored
+        config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
     def _check(self, model: PreTrainedModel) -> None:
-        """Raise ValueError if a listed module is missing, or if its copy would untie weights."""
+        """Raise ValueError if a listed module does not exist or shares its weights (tied head)."""
         names = [name for name, _ in model.named_modules()]
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
@@ -90,8 +90,8 @@ class LoRA:
                     known = sorted({name.rpartition(".")[2] for name in names} - {""})
                     known = [name for name in known if not name.isdigit()]
                     raise ValueError(
-                        f"adapter.{key} names {module}, which the model does not have: choose from "
-                        f"{', '.join(known)}"
+                        f"adapter.{key} contains {module}, which the model does not have: choose "
+                        f"from {', '.join(known)}"
                     )
         embedding = _tied_embedding(model)
         tied = {name for name, module in model.named_modules() if module is embedding}
@@ -99,9 +99,8 @@ class LoRA:
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
-                    f"adapter.modules_to_save names {module}, whose weights this model shares "
-                    "between embedding and head: a trained copy of one would untie them, so leave "
-                    "it out"
+                    f"adapter.modules_to_save contains {module}, but embedding and output head of "
+                    f"this model share their weights and cannot be trained apart: remove {module}"
                 )
 
 
@@ -118,16 +117,16 @@ def has_adapter(model: nn.Module) -> bool:
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Disable the adapter inside the block; use this only for passes without gradient.
+    """Disable the adapter inside the block. The block must not compute gradients.
 
     Raises:
         ValueError: the model has no adapter.
     """
-    # Set peft's flag directly: peft's own method also changes requires_grad, which disturbs
-    # DeepSpeed.
+    # Set peft's private flag, because peft's public method also changes requires_grad of the
+    # parameters that DeepSpeed optimises.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     if not layers:
-        raise ValueError("the model has no adapter to switch off: use adapter=lora")
+        raise ValueError("the model has no adapter to disable: set adapter=lora")
     before = [layer._disable_adapters for layer in layers]
     for layer in layers:
         layer._disable_adapters = True
@@ -139,7 +138,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return the original module or its trained copy (modules_to_save), whichever is active."""
+    """Return the trained copy of a module (modules_to_save), or the module if none is active."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -148,17 +147,17 @@ def active_module(module: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The name of a tensor to write, the parameters to gather, and how to compute it from them."""
+    """How to compute one tensor that is pushed or saved."""
 
-    name: str
-    parts: list[nn.Parameter]
-    make: Callable[..., Tensor]  # maps the gathered parts to a detached tensor or view
+    name: str  # name of the tensor
+    parts: list[nn.Parameter]  # parameters from which `make` computes it; ZeRO-3 gathers them first
+    make: Callable[..., Tensor]  # function of the gathered parts that returns the tensor
 
 
 def full_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield a recipe for each weight under its Hugging Face name, with the adapter merged in.
+    """Yield a recipe for each weight of the model, named as in transformers, adapter included.
 
-    The sum is float32 and rounded once, because a bfloat16 sum would lose most of the update.
+    W + scale * B A is computed in float32, because most of a small update is lost in bfloat16.
     """
     for name, parameter in model.named_parameters():
         owner, is_base, leaf = name.rpartition(".base_layer.")
@@ -167,14 +166,14 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
         if is_base and leaf == "weight":
             layer: Any = model.get_submodule(owner)
             parts = [parameter, layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight]
-            yield Recipe(f"{owner}.weight", parts, _merging(layer))
+            yield Recipe(f"{owner}.weight", parts, _merge_function(layer))
         else:
             plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
             yield Recipe(plain, [parameter], _as_is)
 
 
 def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield a recipe for each trained tensor under its name in peft's adapter files."""
+    """Yield a recipe for each trained tensor, named as in peft's adapter files."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
@@ -185,7 +184,7 @@ def _as_is(parameter: Tensor) -> Tensor:
     return parameter.detach()
 
 
-def _merging(layer: Any) -> Callable[..., Tensor]:
+def _merge_function(layer: Any) -> Callable[..., Tensor]:
     import torch
 
     def merge(base: Tensor, a: Tensor, b: Tensor) -> Tensor:  # [out, in], [rank, in], [out, rank]
@@ -211,5 +210,5 @@ def adapter_form(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # converts sets to lists
+    # default=list: JSON has no sets
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

@@ -1,7 +1,7 @@
 """A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-The files are not copied. `prepare` checks them or downloads them into huggingface_hub's cache,
-because vLLM and the trainer would report a missing file later and less clearly.
+`prepare` downloads a model of the hub into huggingface_hub's cache and checks its files. Without
+the check, vLLM or the trainer would report a missing file later and less clearly.
 """
 
 import re
@@ -24,12 +24,12 @@ from rl.model.folder import check_turn_limit, damaged_weights, links_outside, mi
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-IGNORE = ["*/*"]  # subfolders contain the same weights in other formats
+IGNORE = ["*/*"]  # do not download subfolders, which repeat the weights in other formats
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """A model from a folder or the hub, with settings for its size (conf/model/hf.yaml)."""
+    """The options of conf/model/hf.yaml, which explains each option."""
 
     path: str
     revision: str | None
@@ -45,17 +45,17 @@ class PretrainedModel:
     def __post_init__(self) -> None:
         check_turn_limit(self.max_tokens, self.max_seq_len)
         if not self.path:
-            raise ValueError("model.path is empty: give a local folder or a name on the hub")
+            raise ValueError("model.path is empty: set it to a local folder or a name on the hub")
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
-        """Check or download the model; return its folder. Nothing is written to `folder`."""
+        """Return the model's folder: model.path, or the download in the hub's cache."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if max_seq_len exceeds the model's limit; the message names `group`."""
+    """Raise ValueError if max_seq_len exceeds the model's limit. Messages name `group`.path."""
     if problem := positions_problem(local, max_seq_len, group):
         raise ValueError(problem)
 
@@ -66,7 +66,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
     Args:
         path: a local folder, or a name on the hub.
         revision: branch, tag or commit on the hub; None for the newest.
-        group: the config group of the model, for error messages.
+        group: the config group of the model ("model", "reference"), for error messages.
         config_only: download only config.json, and check no file.
 
     Raises:
@@ -78,8 +78,8 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
         local = _download(path, revision, group, ["config.json"] if config_only else ALLOW)
     if not local.is_dir():
         raise ValueError(
-            f"{group}.path={path}: no such folder; give a folder with config.json, "
-            "tokenizer.json and *.safetensors, or a name on the hub (organisation/model)"
+            f"{group}.path={path} does not exist: set {group}.path to a folder with config.json, "
+            "tokenizer.json and *.safetensors, or to a name on the hub (organisation/model)"
         )
     if not config_only:
         _check(local)
@@ -99,19 +99,19 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
         )
     except GatedRepoError as error:
         raise ValueError(
-            f"{name} is gated: accept its terms on huggingface.co and set HF_TOKEN"
+            f"{name} is a gated model: accept its terms on huggingface.co, then export HF_TOKEN"
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
         raise ValueError(
-            f"the hub has no model {name}, nor is there such a folder here: check {group}.path "
-            f"and {group}.revision (a private model needs HF_TOKEN)"
+            f"the hub has no model {name}, and there is no such folder: correct {group}.path or "
+            f"{group}.revision, or export HF_TOKEN if the model is private"
         ) from error
     except OSError as error:  # the hub is unreachable, or the disk is full
         reason = reason_of(error, out_of_reach)
         raise ValueError(
-            f"cannot get {name} from the hub ({reason}): use {group}.path=<local folder>, or go "
-            "online once, or point HF_ENDPOINT at a mirror or HF_HOME at a cache that holds it "
-            "(with HF_HUB_OFFLINE=1 the hub gets no request)"
+            f"cannot get {name} from the hub ({reason}): set {group}.path=<local folder>, or run "
+            "once with a network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that "
+            "contains the model (HF_HUB_OFFLINE=1 sends no request)"
         ) from error
     return Path(str(snapshot))
 
@@ -122,29 +122,29 @@ def _check(folder: Path) -> None:
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
     ):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} holds no {name}: {remedy}")
+            raise ValueError(f"{folder} contains no {name}: {remedy}")
         if links_outside(folder / name):
             raise ValueError(
-                f"{folder}/{name} is a link to {(folder / name).resolve()}: put a copy in its "
-                "place, because it is saved with the trained model"
+                f"{folder}/{name} is a link to {(folder / name).resolve()}: replace the link by a "
+                "copy, because checkpoints contain this file"
             )
     missing = missing_weights(folder)
     if missing:
         raise ValueError(
-            f"{folder} holds no {missing}: finish the download, or save the weights as "
+            f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
     damaged = damaged_weights(folder)
     if damaged:
         raise ValueError(
-            f"{folder / damaged} is cut off or no safetensors file: finish or repeat the download"
+            f"{folder / damaged} is truncated or not a safetensors file: download it again"
         )
 
 
 def hub_problem() -> str | None:
-    """Return why the hub is unreachable, or None if it answers, even with an HTTP error.
+    """Return why the hub cannot be reached; None if it answers, even with an HTTP error.
 
-    The hub's own client retries for half a minute, and waits forever if a connection hangs.
+    huggingface_hub itself retries for half a minute, and waits forever if a connection hangs.
     """
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
@@ -156,5 +156,5 @@ def hub_problem() -> str | None:
 
 
 def reason_of(error: Exception, problem: str | None) -> str:
-    """Return the result of `hub_problem`, or if it is None the error of the hub's client."""
+    """Return `problem`, the result of `hub_problem`, or `error` in one line if it is None."""
     return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

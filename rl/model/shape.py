@@ -19,11 +19,11 @@ _OTHERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a model from which its memory use is estimated."""
+    """The sizes of a model, from which rl/placement estimates its memory."""
 
     vocab: int  # number of rows of the embedding matrix
     hidden: int  # width of the residual stream
-    inner: int  # width of the feed-forward layer, summed over the experts that a token uses
+    inner: int  # width of the feed-forward layer; with experts: the sum of those a token uses
     query: int  # number of heads times head size
     key: int  # number of key-value heads times head size
     layers: int  # number of decoder layers
@@ -36,15 +36,15 @@ class Shape:
         return self.vocab * self.hidden
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
-        """Return the bytes of one row's keys and values; vLLM's cache must hold one row."""
+        """Return the bytes of the keys and values of one row of max_seq_len tokens."""
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the smallest key-value cache, in whole GiB, that holds one row."""
+        """Return the least whole GiB of key-value cache with which vLLM starts: one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return the input and output width of each matrix of a layer, by Llama's module names."""
+        """Return {module name of Llama: (input width, output width)} of a decoder layer."""
         return {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -62,9 +62,9 @@ def bytes_of(dtype: str) -> int:
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder, or None if its config lacks the expected keys."""
+    """Return the sizes of the model in a folder; None if its config.json lacks a needed key."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    listed = listed_files(folder)  # other files may be a second copy of the weights
+    listed = listed_files(folder)  # count only these files, because others may repeat the weights
     counted = sum(
         math.prod(form["shape"])
         for path in weight_files(folder)
@@ -75,13 +75,12 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json; `parameters` is the counted number, if known."""
+    """Return the sizes in a config.json. `parameters`: number of parameters; None: estimate it."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    if not all(
-        isinstance(config.get(key) or 0, int) for key in _OTHERS
-    ):  # lists (one value per layer) are unsupported
+    # Some models have a list with one value per layer instead of a number.
+    if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)
     size = config.get("head_dim") or hidden // heads

@@ -2,7 +2,7 @@
 
 Its tokens are the 256 bytes (the id of a byte is its value) and Qwen3's special tokens, so it can
 write any text byte by byte. The folder that `prepare` writes contains no weights, because the
-trainer draws them from config.json and the run's seed.
+trainer initialises them from config.json and the run's seed.
 """
 
 import json
@@ -18,7 +18,7 @@ from rl.model.folder import check_turn_limit
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
-# Qwen3 does not mark these as special tokens, so that decoded text contains them for parsers.
+# As in Qwen3, these are not special tokens, so decoded text contains them and parsers find them.
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -28,7 +28,7 @@ MARKUP_TOKENS = (
     "</think>",
 )
 
-# Qwen3's chat format without thinking, equal to the format of the renderer "qwen3".
+# Qwen3's chat format without thinking. It renders the same text as the renderer "qwen3".
 CHAT_TEMPLATE = r"""
 {%- set opening = messages[0] if messages and messages[0].role == 'system' else none %}
 {%- if tools %}
@@ -71,7 +71,7 @@ CHAT_TEMPLATE = r"""
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """The network sizes and settings of the tiny model (conf/model/tiny.yaml)."""
+    """The options of conf/model/tiny.yaml, which explains each option."""
 
     hidden_size: int
     num_layers: int
@@ -95,16 +95,16 @@ class TinyModel:
         check_turn_limit(self.max_tokens, self.max_seq_len)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads="
-                f"{self.num_kv_heads}: each key-value head serves equally many heads"
+                f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads="
+                f"{self.num_kv_heads}: change one of the two"
             )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd: rotary positions need pairs")
+            raise ValueError(f"model.head_dim={self.head_dim} is odd: set it to an even number")
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder` atomically; return the folder.
+        """Write config, tokenizer and chat template to `folder` atomically. Return the folder.
 
-        A folder that already contains this model is not changed.
+        If the folder already contains this model, nothing is written.
         """
         files = self._files()
         if folder.is_dir() and any(folder.iterdir()):
@@ -127,12 +127,12 @@ class TinyModel:
             path = folder / name
             if not path.is_file() or path.read_text(encoding="utf-8") != content:
                 raise ValueError(
-                    f"{folder} holds another model ({name} differs): delete "
-                    "the folder or use another one"
+                    f"{folder} contains another model, because {name} differs: delete {folder}, "
+                    "or set another run_name"
                 )
 
     def _files(self) -> dict[str, str]:
-        tokenizer = byte_tokenizer() if self.tokenizer is None else _read(self.tokenizer)
+        tokenizer = byte_tokenizer() if self.tokenizer is None else _read_tokenizer(self.tokenizer)
         end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
         config = {
             "architectures": ["Qwen3ForCausalLM"],
@@ -146,9 +146,9 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # The usual values, 0.02 and rope_theta=1e4, fail for such a narrow network: after 150
-            # supervised steps it solves no word of reverse-text. With 0.08 and rope_theta=100 it
-            # solves 23-53 % after 120 steps.
+            # Not the usual 0.02 with rope_theta=1e4, with which this narrow network solves no word
+            # of reverse-text after 150 supervised steps. With 0.08 and rope_theta=100 it solves
+            # 23-53 % after 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -168,7 +168,7 @@ class TinyModel:
             "model_max_length": config["max_position_embeddings"],
             "chat_template": CHAT_TEMPLATE,
         }
-        # Set no temperature or top_p here, because vLLM would use them as its defaults.
+        # No temperature or top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
         return {
             "config.json": _json(config),
@@ -189,19 +189,19 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _read(path: Path) -> Tokenizer:
-    """Load a tokenizer file; raise ValueError if it lacks a special token of Qwen3."""
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Load a tokenizer file. Raise ValueError if it lacks a special token of Qwen3."""
     if not path.is_file():
-        raise ValueError(f"model.tokenizer={path}: no such file; null uses the byte tokenizer")
+        raise ValueError(f"model.tokenizer={path} does not exist: null selects the byte tokenizer")
     tokenizer = Tokenizer.from_file(str(path))
     special = (*CONTROL_TOKENS, *MARKUP_TOKENS)
     if missing := [token for token in special if tokenizer.token_to_id(token) is None]:
-        raise ValueError(f"model.tokenizer={path} lacks the tokens {', '.join(missing)}")
+        raise ValueError(f"model.tokenizer={path} lacks {', '.join(missing)}: add these tokens")
     return tokenizer
 
 
 def byte_letters() -> list[str]:
-    """Return the character that byte-level BPE writes for each byte: itself if printable."""
+    """Return the character by which byte-level BPE writes each of the 256 bytes."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -1,10 +1,10 @@
-"""Load the renderer of a model folder, without torch or transformers.
+"""Loads the tokenizer and the renderer of a model folder, without torch or transformers.
 
-The rollouts process loads tokenizer.json with the `tokenizers` library and wraps it for the
-renderer. `renderers` imports in half a second. transformers would import torch in five seconds.
+A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
+our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Thinking: every renderer keeps its family's defaults. For Qwen3 that is enable_thinking=True, which
-adds nothing to the prompt. The prompt ends after the assistant's role line, as in the templates of
+Every renderer keeps its family's default for thinking. Qwen3 has enable_thinking=True, which
+adds nothing to the prompt: the prompt ends after the assistant's role line, as in the templates of
 the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
 enable_thinking=False would add an empty think block to every prompt, but the tiny model and
 Qwen3-4B-Instruct-2507 were not trained on such a block.
@@ -21,15 +21,15 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
-"""The model families that `renderers` supports: the allowed values of model.renderer."""
+"""The allowed values of model.renderer besides auto: the model families of `renderers`."""
 
-# The renderer by model_type of config.json, for fine-tunes with an unknown name. glm4_moe and
-# deepseek_v3 have several chat formats, so their users must set model.renderer.
+# model_type of config.json -> renderer, for models whose name `renderers` does not know. glm4_moe
+# and deepseek_v3 are missing: they have several chat formats, so users must set model.renderer.
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 
 
 class Tokenizer:
-    """The tokenizer in tokenizer.json, with the interface `renderers.Tokenizer`.
+    """The tokenizer in tokenizer.json, with the methods that `renderers.Tokenizer` requires.
 
     Attributes:
         name_or_path: the model's name on the hub if it is known, else its folder.
@@ -40,8 +40,8 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ValueError(
-                f"{folder} holds no tokenizer.json: save the tokenizer there in its fast form "
-                "(AutoTokenizer.from_pretrained(...).save_pretrained(folder))"
+                f"{folder} contains no tokenizer.json: save the fast tokenizer there with "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
             )
         self._inner = tokenizers.Tokenizer.from_file(str(path))
         self._inner.no_truncation()
@@ -49,11 +49,12 @@ class Tokenizer:
         config = _read_json(folder / "tokenizer_config.json")
         self.name_or_path = hub_name(folder) or str(folder)
         self.eos_token_id, self.pad_token_id, self.unk_token_id = (
-            self._special_id(config.get(key)) for key in ("eos_token", "pad_token", "unk_token")
+            self._special_token_id(config.get(key))
+            for key in ("eos_token", "pad_token", "unk_token")
         )
 
     def encode_special_tokens_as_text(self, as_text: bool = True) -> None:
-        """Make `encode` treat special tokens in a text as plain text, or as tokens again."""
+        """Make `encode` treat `<|im_end|>` and the like as plain text; False: as special tokens."""
         self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -65,14 +66,14 @@ class Tokenizer:
         return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of one token or a list of ids; an unknown token has the id unk_token_id."""
+        """Return the id of a token, or the ids of a list. An unknown token gets unk_token_id."""
         if isinstance(tokens, str):
             token_id = self._inner.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
-    def _special_id(self, token: Any) -> int | None:
-        """Return the id of a token of tokenizer_config.json, written as a string or as a dict."""
+    def _special_token_id(self, token: Any) -> int | None:
+        """Return the id of a token in tokenizer_config.json, which is a string or a dict there."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
@@ -80,7 +81,7 @@ class Tokenizer:
 def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `keep_thinking` keeps the thinking of earlier turns even if the model's own template drops it.
+    `keep_thinking` keeps the thinking of earlier turns even if the model's template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -88,25 +89,25 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"no renderer is called {name!r}: {hint}choose auto, {_listed()}")
+        raise ValueError(f"model.renderer={name} does not exist: {hint}choose auto, {_listed()}")
     config: Any = config_from_name(name)
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # With all thinking kept, the next prompt extends the sampled tokens without rendering them
-        # again.
+        # If all thinking is kept, later prompts begin with the sampled tokens, so each rollout
+        # stays one training row.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)
     except AssertionError as error:  # the tokenizer lacks a special token of the renderer
         raise ValueError(
-            f"renderer {name!r} does not fit the tokenizer in {folder}: {error}; set "
-            f"model.renderer to the model's own family: {_listed()}"
+            f"model.renderer={name} does not fit the tokenizer in {folder} ({error}): set "
+            f"model.renderer to the family of the model: {_listed()}"
         ) from error
     _encode_messages_as_text(renderer, tokenizer)
     return renderer
 
 
-# A conversation with every element of a chat format; its messages contain no special token.
+# A test conversation with every element of a chat format, but without special tokens in messages.
 _CONVERSATION: Any = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "How much is 2 + 3?"},
@@ -126,10 +127,10 @@ _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "obj
 
 
 def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
-    """Encode messages as plain text, so that a written <|im_end|> cannot end its turn.
+    """Encode messages as plain text, so that <|im_end|> in a message does not end its turn.
 
-    This is possible only if the renderer writes special tokens by id. If it writes them as text, a
-    conversation without special tokens would be encoded differently, so the tokenizer is restored.
+    This works only if the renderer inserts its own special tokens by id. If it inserts them as
+    text, the test conversation is rendered differently, and the tokenizer is restored.
     """
 
     def rendered() -> list[list[int]] | None:
@@ -151,13 +152,13 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
 
 
 def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of sampled tokens without special tokens, for turns that are not parsed."""
+    """Return the text of sampled tokens without special tokens, for turns that cannot be parsed."""
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return `organisation/model` from the hub cache's path or config.json, if known."""
+    """Return the model's name on the hub, from the path in the hub's cache or from config.json."""
     for part in reversed(folder.parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)
@@ -179,14 +180,14 @@ def _family(folder: Path, model: str) -> str:
         return MODEL_RENDERER_MAP[model]
     model_type = _read_json(folder / "config.json").get("model_type")
     family = FAMILIES.get(str(model_type))
-    # Coder models and some fine-tunes share Qwen3's architecture but write tool calls as XML.
+    # Qwen3-Coder and some fine-tunes have model_type qwen3 but write tool calls as XML.
     if family == "qwen3" and "<function=" in (chat_template(folder) or ""):
         family = None
     if family is None:
         raise ValueError(
-            f"model.renderer=auto cannot tell the chat format of {model} (model_type "
+            f"model.renderer=auto does not know the chat format of {model} (model_type "
             f"{model_type!r}): use client=tokens, which takes the model's own chat template, or "
-            f"set model.renderer to the family it was trained with: {_listed()}"
+            f"set model.renderer to the family of the model: {_listed()}"
         )
     return family
 
@@ -200,7 +201,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class PlainParser:
-    """A parser that reads a completion as text, for chat formats that `renderers` does not support.
+    """A replacement for a renderer that `renderers` lacks. It parses a completion as plain text.
 
     Tool calls and thinking stay in the text, where an environment may parse them.
     """
@@ -215,7 +216,7 @@ class PlainParser:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """Return the stop token ids of generation_config.json, else the tokenizer's end of text."""
+        """Return the stop tokens of generation_config.json, else the tokenizer's eos_token."""
         return list(self._stops)
 
     def parse_response(
@@ -228,12 +229,12 @@ class PlainParser:
         return ParsedResponse(content=text)
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a completion, with a stop token at the end."""
+        """Return the tokens of a completion with this text, with a stop token at the end."""
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 
 
-def parser(folder: Path, name: str) -> Renderer:
-    """Return the renderer of the model's family, or a plain-text parser if no family fits."""
+def load_parser(folder: Path, name: str) -> Renderer:
+    """Return the renderer of the model's family. With name=auto, fall back to PlainParser."""
     try:
         return load_renderer(folder, name)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The assignment of devices and CPU cores to the processes of a run, and their estimated memory."""
+"""Package that assigns GPUs and CPU cores to a run's processes and estimates their memory."""

@@ -1,8 +1,8 @@
-"""Check that a plan fits the memory of its hosts and GPUs, and compute vLLM's share of a GPU.
+"""Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
 
-Estimates are up to 15 % off (docs/scaling.md), so a plan is refused only if 85 % of the estimate
-exceeds the memory. The error shows the arithmetic. Memory that other programs use at the moment
-does not count, because they may end. The plan's page shows whether the full estimate fits.
+Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
+exceeds the memory. The error message shows the sum. Memory that other programs use now is ignored,
+because they may end soon. The printed plan warns if the whole estimate exceeds the memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,15 +14,15 @@ from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilizatio
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on the first host
-_REFUSED_SHARE = 0.85  # refuse a plan only if this share of the estimate exceeds the memory
-_LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and vLLM share the GPU
-_UNKNOWN_SHARE = 0.45  # vLLM's fraction of a GPU of unknown size that it shares with the trainer
+OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
+_REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds the memory
+_LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
+_UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
-    "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, set "
-    "trainer.gradient_checkpointing=true or adapter=lora, or start fewer processes on a machine "
-    "(trainer.ranks, inference.replicas), or on GPUs more of them "
-    "(inference.tensor_parallel_size, deepspeed=zero3_offload); plan.py shows what each saves"
+    "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, or set "
+    "trainer.gradient_checkpointing=true or adapter=lora, or lower trainer.ranks or "
+    "inference.replicas if they share a machine's memory, or on GPUs raise "
+    "inference.tensor_parallel_size or set deepspeed=zero3_offload. plan.py shows what each saves"
 )
 
 
@@ -49,10 +49,10 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run's config, completed by the amount of memory that vLLM may use.
+    """Return the run with the memory that vLLM may use filled in.
 
     Raises:
-        ConfigError: a host or GPU has too little memory; the message names options that need less.
+        ConfigError: a host or GPU has too little memory.
     """
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
@@ -72,7 +72,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 
 
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
-    """Yield a message, with the arithmetic, for each GPU and host whose memory is too small."""
+    """Yield a message, with the sum, for each GPU and each host whose memory is too small."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -88,7 +88,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
-                    f"{gib(taken)}: {terms}"
+                    f"{gib(taken)} GiB: {terms}"
                 )
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
@@ -96,34 +96,34 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
-                f"this run takes {gib(taken)} GiB, and the machine has {gib(host.memory)}: "
+                f"the run needs {gib(taken)} GiB, but the machine has {gib(host.memory)} GiB: "
                 f"{arithmetic(largest.name, largest.need.host)}"
             )
 
 
 def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
-    """Return the bytes that all processes on a host use."""
+    """Return the estimated bytes that all processes of the run use on a host."""
     local = sum(process.need.on_host for process in processes if process.place.host == host)
     return local + OTHER_PROCESSES * (host == 0)
 
 
 def _cache_gib(run: Run, shape: Shape) -> int:
-    """Return the GiB of vLLM's key-value cache on a CPU; raise ConfigError if no row fits."""
+    """Return the GiB of vLLM's key-value cache on a CPU. Raise ConfigError if no row fits."""
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
         raise ConfigError(
             [
                 f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
-                f"max_seq_len={run.max_seq_len} take {row_bytes(run, shape) / GIB:.1f} GiB: raise "
-                f"it to {needed}, use null, or lower max_seq_len"
+                f"max_seq_len={run.max_seq_len} need {row_bytes(run, shape) / GIB:.1f} GiB: set "
+                f"inference.cpu_kv_cache_gib={needed} or null, or lower max_seq_len"
             ]
         )
     return chosen
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use; None if no trainer rank uses the same GPU."""
+    """Return the fraction of a GPU that vLLM may use; None if it shares no GPU with a rank."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
@@ -136,7 +136,7 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
 
 
 def arithmetic(name: str, need: Bytes) -> str:
-    """Return a sum as text, e.g. `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
+    """Return a memory sum as text: `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
     terms = sorted(need.items(), key=lambda item: -item[1])
     shown = " + ".join(f"{key} {gib(value)}" for key, value in terms if value >= 0.05 * GIB)
     return f"{name} {gib(sum(need.values()))} = {shown}"

@@ -1,17 +1,16 @@
-"""Estimates of the peak memory of each process, from model sizes and settings.
+"""Estimates the peak memory of each process from the model's sizes and the run's options.
 
     weights        one number per parameter, in the model's dtype
     gradients      float32, of the trained parameters
     optimizer      master weights and moments in float32, of the trained parameters
-    step           copies that the optimizer makes during its step
-    activations    tensors that autograd saves per token for the backward pass, in our layers and in
-                   transformers' layers (coefficients below)
-    logits         the logits of one chunk of tokens, in the forward or the backward pass
-    push           the weights in memory while rank 0 sends them
+    step           temporary copies that the optimizer makes during its step
+    activations    tensors that autograd saves per token for the backward pass
+    logits         the logits of one chunk of tokens, and their gradient
+    push           the copy of the weights that rank 0 sends to vLLM
     key-values     vLLM's cache of keys and values
 
-The copies that DeepSpeed makes, and the memory that the allocator of a CPU keeps between passes,
-were measured (docs/scaling.md).
+DeepSpeed's copies, and memory that the allocator on a CPU does not give back between passes, are
+factors that were measured (docs/scaling.md).
 """
 
 from collections.abc import Mapping
@@ -25,33 +24,32 @@ from rl.model.shape import GIB, Shape, bytes_of
 
 Bytes = dict[str, float]  # purpose -> bytes
 
-_RUNTIME = 0.67 * GIB  # memory of Python, torch, DeepSpeed and kernels, for a rank on a CPU
-_CUDA_RUNTIME = 1.0 * GIB  # CUDA context and NCCL buffers, in GPU memory
-_CUDA_HOST = 3.0 * GIB  # host memory that CUDA's libraries use
+_RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and kernels of a rank on a CPU
+_CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
+_CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # tokens of the longest row with float32 attention (model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # factors by which allocator waste increases the activations
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # activations times this factor: allocator waste
 
-_VLLM_RUNTIME = 1.2 * GIB  # memory of vLLM's two processes on a CPU; shared libraries count once
-# memory of each tensor-parallel worker, which vLLM spawns instead of forking
-_VLLM_PER_WORKER = 0.6 * GIB
-# Factor on the weights, because a push on a CPU leaves copies for kernels and in the allocator.
+_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
+_VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
+# Weights times this factor: a push on a CPU leaves repacked copies and memory in the allocator.
 _VLLM_WEIGHTS_ON_CPU = 1.3
-_VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory of CUDA context, CUDA graphs and largest forward pass
-_VLLM_CUDA_HOST = 4.0 * GIB
-_VLLM_UTILIZATION = 0.92  # vLLM 0.32's default share of a GPU
+_VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
+_VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
+_VLLM_UTILIZATION = 0.92  # vLLM 0.32's default fraction of a GPU's memory
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """Bytes per trained parameter under a ZeRO stage, for bfloat16 with float32 master weights."""
+    """Bytes per trained parameter in a ZeRO stage, for bfloat16 with float32 master weights."""
 
     gradients: float
-    step: float
+    step: float  # temporary copies during the optimizer step
     shares_gradients: bool = False  # whether each rank stores only its share of the gradients
-    buffers: float = 0.0
+    buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. AdamW on one flat tensor allocates two more tensors of the same size.
+# Measured with one rank. `step` includes the two tensors that AdamW allocates on a flat tensor.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -63,7 +61,7 @@ _BUCKET = 5e8  # number of elements in DeepSpeed's largest buffer
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The memory of a process in bytes by purpose: on each GPU, and on the host."""
+    """The estimated memory of one process, by purpose: on each of its GPUs, and on the host."""
 
     device: Bytes
     host: Bytes
@@ -80,10 +78,10 @@ class Need:
 
 
 def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: bool) -> Need:
-    """Return the peak memory of one trainer rank; the `first` rank also pushes the weights."""
+    """Return the peak memory of one trainer rank. `first`: rank 0, which also pushes weights."""
     trained = trained_parameters(run, shape)
     states = _states(run, shape.parameters, trained, ranks)
-    if run.critic.get("optim"):  # the critic is a second trained model with a one-row head
+    if run.critic.get("optim"):  # the critic is a second trained model, with a head of one output
         critic = _states(run, shape.parameters - shape.embedding, trained, ranks)
         states = {key: value + critic[key] for key, value in states.items()}
     work = {
@@ -91,7 +89,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         "logits": _logits(run, shape, ranks),
     }
     step = states.pop("step")
-    if on_gpu:  # the allocator reuses memory of forward and backward passes for the optimizer step
+    if on_gpu:  # the optimizer step reuses the memory of the forward and backward passes
         work["activations"] = max(work["activations"], step - work["logits"])
     else:
         states["step"] = step
@@ -99,7 +97,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     compute = {**states, **work, "reference": copies}
     pushed = _pushed(run, shape) if first else 0.0
     if not on_gpu:
-        # A model that the trainer initialises exists in float32 before its conversion.
+        # A model without weights is initialised in float32 at the start and then converted.
         spare = _initialised(run, shape) - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
@@ -113,7 +111,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
-    """Return the minimum memory of one vLLM replica; on GPUs, the minimum per GPU."""
+    """Return the least memory with which one vLLM replica works; on GPUs, per GPU."""
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
@@ -121,7 +119,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
     runtime = _VLLM_RUNTIME + (_VLLM_PER_WORKER * group if group > 1 else 0)
-    if run.transport.has("reader_copy"):  # vLLM holds the received weights and its own weights
+    if run.transport.has("reader_copy"):  # vLLM keeps the received weights beside its own
         weights *= 1 + 1 / _VLLM_WEIGHTS_ON_CPU
     cache = float(run.inference.cpu_kv_cache_gib or 1) * GIB * group
     return Need(
@@ -131,17 +129,17 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
 
 
 def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of one full row's keys and values, the smallest cache that vLLM accepts."""
+    """Return the bytes of the keys and values of one full row, the least cache for vLLM."""
     return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
-    """Return the fraction of a GPU's memory that vLLM uses."""
+    """Return the fraction of a GPU's memory that vLLM may use."""
     return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
 
 
 def trained_parameters(run: Run, shape: Shape) -> int:
-    """Return the number of parameters that the optimizer changes."""
+    """Return the number of parameters that are trained: all, or those of the LoRA matrices."""
     if not run.adapter.freezes_base:
         return shape.parameters
     targets, layers = run.adapter.target_modules, shape.linear_layers()
@@ -150,17 +148,17 @@ def trained_parameters(run: Run, shape: Shape) -> int:
 
 
 def number_bytes(run: Run) -> int:
-    """Return the bytes of one weight in model.dtype."""
+    """Return the number of bytes of one weight in model.dtype."""
     return bytes_of(run.model.dtype)
 
 
 def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
-    """Return the bytes of weights, gradients, optimizer, and the optimizer's temporary copies."""
+    """Return the bytes of weights, gradients, optimizer state and the optimizer's copies."""
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon: one moment, but temporary copies
     return {
         "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -170,16 +168,16 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
 
 
 def _tokens(run: Run, ranks: int) -> int:
-    """Return the number of tokens, with padding, of the largest possible micro-batch."""
+    """Return the number of tokens, padding included, of the largest possible micro-batch."""
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
 
 
 def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    """Return the bytes that autograd keeps for the backward pass."""
+    """Return the bytes of the tensors that autograd keeps for the backward pass."""
     half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
-    # Bytes per token and unit of width: residual stream, feed-forward layer, queries, keys.
+    # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),
@@ -193,14 +191,14 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # autograd keeps layer inputs and one recomputed layer
+    if run.trainer.gradient_checkpointing:  # all layers' inputs, and one layer in full
         kept = shape.layers * shape.hidden * number_bytes(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
 
 def _logits(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of one chunk's logits with their gradient, and of the head's gradient."""
+    """Return the bytes of one chunk's logits and their gradient, and of the head's gradient."""
     chunk = min(run.trainer.logprob_chunk, _tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
@@ -208,18 +206,18 @@ def _logits(run: Run, shape: Shape, ranks: int) -> float:
 
 
 def _num_references(run: Run) -> int:
-    """Return the number of reference models on each rank; each counts as large as the policy."""
+    """Return the number of reference models per rank. Each is assumed as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0
-    # With an adapter, the frozen base weights are the initial policy, so no copy is needed.
+    # With adapter=lora the base weights are the initial policy, so reference=initial has no copy.
     is_copied = not run.adapter.freezes_base
     nodes = references(config).values()
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)
 
 
 def _pushed(run: Run, shape: Shape) -> float:
-    """Return the bytes that rank 0 holds during a push; merging an adapter needs another copy."""
+    """Return the bytes of rank 0's copies during a push. Merging an adapter needs a second copy."""
     if not run.sampler.uses_vllm:
         return 0.0
     trained = trained_parameters(run, shape)
@@ -231,7 +229,7 @@ def _pushed(run: Run, shape: Shape) -> float:
 
 
 def _initialised(run: Run, shape: Shape) -> float:
-    """Return the float32 bytes of a model that the trainer initialises, else 0."""
+    """Return the float32 bytes of a model that the trainer initialises; 0 for other models."""
     return 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
 
 

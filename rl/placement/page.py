@@ -1,4 +1,4 @@
-"""Format the plan and its memory as a table for the terminal."""
+"""Formats a plan and its estimated memory as a table for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -9,16 +9,16 @@ from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
-_MIN_SHOWN = 0.05 * GIB  # the table omits smaller amounts of memory
+_MIN_SHOWN = 0.05 * GIB  # smaller amounts of memory are not shown
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return one line per group of similar processes, then notes on memory and unused GPUs.
+    """Return one line per group of equal processes, then notes on memory and unused GPUs.
 
     Args:
-        plan: the place of every process.
-        processes: the memory of every process; None if the model's sizes are unknown.
-        hosts: the hardware of every machine.
+        plan: host, GPUs and threads of every process.
+        processes: estimated memory of every process; None: the model's sizes are unknown.
+        hosts: GPUs, cores and memory of every machine.
     """
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
@@ -33,7 +33,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    if processes is not None and not plan.on_gpus:  # with GPUs, the column shows GPU memory
+    if processes is not None and not plan.on_gpus:  # on GPUs, the GiB column shows GPU memory only
         where = "host 0" if len(hosts) > 1 else ""
         lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
     a, b, c = (max(len(line[i]) for line in lines) for i in range(3))
@@ -42,7 +42,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
 
 
 def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[str, str]]:
-    """Return the values that all processes on one line share: name, host, threads, memory."""
+    """Return name, host, threads and memory of a process. Equal processes share a line."""
     name, place, need = entry
     threads = place.threads or 0
     where = "" if place.devices else f"{threads} thread{'s' * (threads != 1)}"
@@ -54,7 +54,7 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
 
 
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
-    """Yield a line for the memory of the fullest machine and a line for the unused GPUs."""
+    """Yield notes: memory of the machine with the least left, a warning, unused GPUs."""
     if processes:
         taken, number = max((memory_of_host(processes, n), -n) for n in range(len(hosts)))
         host, name = hosts[-number], f"host {-number}, the fullest" if len(hosts) > 1 else "memory"
@@ -66,7 +66,7 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         cards = f"; each GPU has {least}{gib(min(sizes))}" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
         if host.memory and taken > host.memory:  # `fitted` refuses only a larger excess
-            yield "more than the memory: the run may fail (estimates are up to 15 % off)"
+            yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
-        yield f"idle: GPU {names} (trainer.ranks=null inference.replicas=null use them all)"
+        yield f"unused: GPU {names} (trainer.ranks=null inference.replicas=null use all GPUs)"

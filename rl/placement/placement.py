@@ -1,11 +1,11 @@
-"""Assign GPUs and CPU cores to each process of a run, or explain why that is impossible.
+"""Assigns GPUs and CPU cores to each process of a run, or says why that is impossible.
 
-    GPUs of all hosts    the first GPUs train, one rank each; vLLM's replicas use the last GPUs
-    one GPU              trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
-    no GPU               trainer and vLLM share the CPU cores: each uses all cores but one
+    several GPUs    the first GPUs train, one rank each; vLLM's replicas use the last GPUs
+    one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
+    no GPU          trainer and vLLM share the CPU cores: each uses all cores but one
 
-The result depends only on the arguments. If trainer.ranks and inference.replicas are null, half of
-the GPUs train, and vLLM uses the other half.
+If trainer.ranks and inference.replicas are null, half of the GPUs train and vLLM uses the other
+half.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,25 +17,25 @@ from rl.runtime.devices import Host
 
 Device = tuple[int, str]  # (number of the host, GPU's name as in CUDA_VISIBLE_DEVICES)
 _REMEDY = (
-    "change trainer.ranks, inference.replicas or inference.tensor_parallel_size, or name the GPUs "
-    "by trainer.devices and inference.devices (a GPU in both lists is shared)"
+    "change trainer.ranks, inference.replicas or inference.tensor_parallel_size, or list the GPUs "
+    "in trainer.devices and inference.devices (trainer and vLLM share a GPU in both lists)"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The host, GPUs and CPU threads of one process."""
+    """The host, the GPUs and the number of CPU threads of one process."""
 
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses; empty on a CPU
     threads: int | None  # number of CPU threads; None: no limit
-    # A rank sees the GPUs of all ranks of its host, because NCCL prefers that. `local_rank` is the
-    # rank's number on its host and selects its own GPU.
+    # GPUs that the process can see. A rank sees the GPUs of all ranks of its host, as NCCL prefers.
+    # `local_rank`, the rank's number on its host, selects its own GPU.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that set a process's GPUs, threads and local rank."""
+        """Return the environment variables that give a process its GPUs, threads and local rank."""
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
@@ -47,11 +47,11 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The places of all processes of a run; `inference` is empty if the run starts no vLLM."""
+    """The places of all processes of a run."""
 
-    inference: tuple[Place, ...]
+    inference: tuple[Place, ...]  # vLLM's replicas; empty if the run starts no vLLM
     ranks: tuple[Place, ...]
-    idle: tuple[Device, ...] = ()
+    idle: tuple[Device, ...] = ()  # GPUs that no process uses
 
     @property
     def on_gpus(self) -> bool:
@@ -59,7 +59,7 @@ class Plan:
         return any(place.devices for place in (*self.inference, *self.ranks))
 
     def is_shared(self, place: Place) -> bool:
-        """Return whether vLLM and a trainer rank share a GPU of this place."""
+        """Return whether a GPU of this place is used by vLLM and by a trainer rank."""
         others = self.ranks if place in self.inference else self.inference
         return any(
             other.host == place.host and set(other.devices) & set(place.devices) for other in others
@@ -70,20 +70,20 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     """Return the place of every process of a run.
 
     Args:
-        run: a checked config, whose numbers of ranks and replicas may be null.
-        hosts: the devices and cores of each machine, the supervisor's machine first.
+        run: a checked configuration. Its numbers of ranks and replicas may be null.
+        hosts: GPUs and cores of each machine, the supervisor's machine first.
 
     Raises:
-        ConfigError: the processes do not fit; the message names the options to change.
+        ConfigError: the processes need more GPUs than there are.
     """
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
         if (names := _names(node.devices)) is not None:
             _refuse(
-                f"{key}.devices={names}, but no GPU is visible here: leave it null to "
-                "compute on the CPU (nvidia-smi -L lists the driver's GPUs, "
-                "CUDA_VISIBLE_DEVICES hides GPUs)"
+                f"{key}.devices={names}, but no GPU is visible on this machine: set "
+                f"{key}.devices=null to use the CPU, or check `nvidia-smi -L` and the variable "
+                "CUDA_VISIBLE_DEVICES"
             )
     return _place_on_cores(run, hosts)
 
@@ -93,7 +93,7 @@ def _names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Place replicas on the hosts from last to first, and ranks on the hosts from first to last."""
+    """Distribute the replicas over the hosts from the last one, the ranks from the first one."""
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1
@@ -101,7 +101,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     rank_hosts = [rank * len(hosts) // num_ranks for rank in range(num_ranks)]
     inference = []
     for host in replica_hosts:
-        # vLLM binds each thread to a core. One core stays free for the other processes.
+        # One core stays free for the other processes, because vLLM binds each thread to a core.
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))
@@ -109,12 +109,12 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
-    """Return the place of one rank per device; an empty device name stands for the host's CPU."""
+    """Return the place of one rank per device. An empty device name means the CPU of the host."""
     places: list[Place] = []
     for host, name in devices:
         visible = tuple(other for where, other in devices if where == host and other)
         num_local = sum(where == host for where, _ in devices)
-        spare = hosts[host].cpus - run.starts_vllm  # vLLM's scheduler keeps one CPU busy
+        spare = hosts[host].cpus - run.starts_vllm  # one CPU for vLLM's scheduler, which is busy
         places.append(
             Place(
                 host=host,
@@ -134,8 +134,8 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
     if num_ranks > len(to_train):
         _refuse(
-            f"trainer.ranks={num_ranks} needs {num_ranks} GPUs, and {len(to_train)} of "
-            f"{len(known)} may train: {_REMEDY}"
+            f"trainer.ranks={num_ranks} needs {num_ranks} GPUs, but only {len(to_train)} of "
+            f"{len(known)} are for training: {_REMEDY}"
         )
     to_train = to_train[:num_ranks]
     inference = _replicas(run, to_sample) if run.starts_vllm else ()
@@ -148,7 +148,7 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the GPUs for training and the GPUs for sampling, by default half each."""
+    """Return the GPUs for training and the GPUs for vLLM, by default half each."""
     train = _find_gpus("trainer", _names(run.trainer.devices), known)
     if not run.starts_vllm:
         return train or known, []
@@ -161,15 +161,15 @@ def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Devic
         if not rest:
             given, other = ("inference", "trainer") if train is None else ("trainer", "inference")
             _refuse(
-                f"{given}.devices names all {len(known)} GPUs and leaves none to {other}: name "
-                f"{other}.devices, too (a GPU in both lists is shared)"
+                f"{given}.devices lists all {len(known)} GPUs and leaves none to {other}: set "
+                f"{other}.devices, too (trainer and vLLM share a GPU in both lists)"
             )
         return (train or rest), (sample or rest)
     return train, sample
 
 
 def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the first GPUs for the trainer ranks and the last GPUs for vLLM."""
+    """Return the first GPUs for training and the last GPUs for vLLM."""
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
         train, sample = known[:ranks], known[ranks:]
@@ -183,19 +183,19 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
         train = [device for device in known if device not in sample]
     if not train or not sample:
         taker, loser = (f"trainer.ranks={ranks}", "vLLM") if train else ("vLLM", "training")
-        _refuse(f"{taker} takes all {len(known)} GPUs, so {loser} has none: {_REMEDY}")
+        _refuse(f"{taker} uses all {len(known)} GPUs and leaves none for {loser}: {_REMEDY}")
     return train, sample
 
 
 def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
-    """Return the place of each vLLM replica; no replica spans two hosts."""
+    """Return the place of each vLLM replica. All GPUs of a replica are on one host."""
     number, size = run.inference.replicas, run.inference.tensor_parallel_size
     groups = list(_groups(devices, size))
     if len(groups) < (number or 1):
         _refuse(
             f"inference.replicas={number or 1} with inference.tensor_parallel_size={size} needs "
-            f"{(number or 1) * size} GPUs, {size} at a time on one host, and {len(devices)} may "
-            f"serve: {_REMEDY}"
+            f"{(number or 1) * size} GPUs, {size} on one host for each replica, but only "
+            f"{len(devices)} are for vLLM: {_REMEDY}"
         )
     return tuple(
         Place(host=group[0][0], devices=tuple(name for _, name in group), threads=None)
@@ -211,19 +211,19 @@ def _groups(devices: Sequence[Device], size: int) -> Iterator[list[Device]]:
 
 
 def _find_gpus(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
-    """Return the GPUs with these names on all hosts; raise ConfigError for an unknown name."""
+    """Return the GPUs with these names on all hosts. Raise ConfigError for an unknown name."""
     if names is None:
         return None
     available = list(dict.fromkeys(name for _, name in known))
     key = f"{group}.devices={names}"
     if not names:
-        _refuse(f"{key} names no GPU: choose from {available}, or use null")
+        _refuse(f"{key} lists no GPU: choose from {available}, or set {group}.devices=null")
     if len(set(names)) < len(names):
-        _refuse(f"{key} names a GPU twice: name each once")
+        _refuse(f"{key} lists a GPU twice: list each GPU once")
     if missing := [name for name in names if name not in available]:
         _refuse(
-            f"{key}, but no GPU {', '.join(missing)} is visible: choose from {available} "
-            "(CUDA_VISIBLE_DEVICES hides the others)"
+            f"{key}, but no GPU {', '.join(missing)} is visible: choose from {available}, or "
+            "change the variable CUDA_VISIBLE_DEVICES"
         )
     return [(host, name) for host, name in known if name in names]
 

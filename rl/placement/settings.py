@@ -1,4 +1,4 @@
-"""Set the counts and vLLM flags that are null in the YAML because they depend on the devices."""
+"""Fills in process counts and vLLM flags that are null in the YAML and depend on the devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# vLLM has no CUDA graphs on a CPU, and samples at most 128 sequences in parallel there by default.
-# On a GPU vLLM's own defaults are suitable.
+# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low. On a
+# GPU vLLM's own defaults are suitable.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. An unsplit prompt also has the same rounding in every request.
@@ -16,7 +16,7 @@ _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
-    """Return the run with the plan's counts of processes, and vLLM flags that suit its devices."""
+    """Return the run with the plan's numbers of processes and the vLLM flags for its devices."""
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
@@ -26,8 +26,8 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with the vLLM flags that suit the devices and the sampler."""
-    # Without `args` the run uses external servers, whose flags it cannot set.
+    """Return the inference config with the vLLM flags for the devices. The user's flags win."""
+    # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
     given = {key: value for key, value in inference["args"].items() if value is not None}
@@ -39,7 +39,7 @@ def with_device_flags(
 
 
 def _flag(key: object) -> str:
-    """Return the name of the vLLM flag that a config key sets; `no_` and `--` are removed."""
+    """Return the name of the vLLM flag that a key of inference.args sets."""
     name = str(key).removeprefix("--").replace("-", "_")
     # `option.key`, `option+` and `no_option` all become `option`.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

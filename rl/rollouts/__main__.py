@@ -36,13 +36,15 @@ from rl.runtime.status import Status
 from rl.runtime.stop_request import pass_on_signals
 from rl.runtime.warning_lines import noting_warnings
 from rl.sampling.chat import ChatSettings
-from rl.sampling.demonstrations import Imitator
+from rl.sampling.demonstrations import ImitationSampler
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert_player(run: Run, sampler: Imitator, env: Environment, renderer: Renderer) -> PlayGroup:
+def _expert_player(
+    run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
+) -> PlayGroup:
     async def play_group(
         index: int,
         example: Example,  # only selects the environment, whose expert provides the prompts
@@ -139,6 +141,7 @@ async def main(run_folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(os.getcwd())  # the user's modules; see python_module
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):

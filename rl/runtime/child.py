@@ -24,6 +24,15 @@ _TAIL_BYTES = 1 << 18
 _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading acquires locks
 
 
+def python_module(name: str, *arguments: str) -> list[str]:
+    """Return the command line of a module of ours, which is not searched in the working folder.
+
+    Without -P a file vllm.py or queue.py in the working folder would replace the library. The
+    modules append the working folder to sys.path, because it may contain the user's modules.
+    """
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
 def last_lines(log: Path, count: int = 20) -> str:
     """Return the last lines of a log file, with only the last state of each progress bar."""
     if not log.exists():

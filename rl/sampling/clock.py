@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field
 
 
-class Seats:
-    """A limit on concurrent completions; further requests wait, and their clocks pause."""
+class CompletionSlots:
+    """A semaphore that limits the completions that the server computes at the same time."""
 
     def __init__(self, number: int | None = None) -> None:
         """`number`: maximum number of concurrent completions; None: no limit."""
@@ -22,13 +22,13 @@ class Seats:
         self._queue = asyncio.Lock()
 
     @asynccontextmanager
-    async def taken(self, count: int) -> AsyncIterator[None]:
-        """Hold `count` seats during the block, or all seats if there are fewer."""
+    async def held(self, count: int) -> AsyncIterator[None]:
+        """Hold `count` slots during the block, or all slots if `count` exceeds their number."""
         held = 0
         try:
             if self._number is not None:
-                # Only one caller collects seats at a time. Two callers that each hold half of their
-                # seats would deadlock.
+                # Only one caller acquires slots at a time. Otherwise two callers could each hold
+                # half of the slots that they need and wait for each other.
                 async with self._queue:
                     while held < min(count, self._number):
                         await self._free.acquire()
@@ -41,12 +41,12 @@ class Seats:
 
 @dataclass
 class Clock:
-    """The remaining time of a rollout, and the time that the server has worked for it."""
+    """The remaining time of a rollout, and the total time of its requests to the server."""
 
     left: float  # seconds until the rollout times out
-    engine_time: float = 0.0  # seconds of server requests
+    engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    # number of active `paused` blocks; these blocks may overlap
+    # number of `paused` blocks that are running; concurrent tasks of a rollout may overlap
     _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager
@@ -74,15 +74,15 @@ class Clock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                with suppress(RuntimeError):  # the rollout's timeout may already have ended
+                with suppress(RuntimeError):  # the timeout has already expired or ended
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
-    async def holding_seats(self, seats: Seats, count: int = 1) -> AsyncIterator[None]:
-        """Wait for seats with a paused clock, then add the block's duration to `engine_time`."""
+    async def holding_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
+        """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.paused():
-                await stack.enter_async_context(seats.taken(count))
+                await stack.enter_async_context(slots.held(count))
             began = time.monotonic()
             try:
                 yield

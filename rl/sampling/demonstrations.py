@@ -1,11 +1,11 @@
-"""Builds groups from an environment's demonstrations instead of sampling, for supervised training.
+"""Samplers that turn conversations into rollouts without a policy, for supervised training.
 
-A demonstration becomes the tokens of a rollout in which the policy answered like the expert. The
-prompts are those of a rollout (`render_ids(..., add_generation_prompt=True)`, then the renderer's
-bridge from turn to turn). Only the policy's tokens are trained, the stop token included.
+A demonstration gets the same tokens as a rollout in which the policy wrote the expert's answers.
+Each prompt is rendered as in a rollout (`render_ids(..., add_generation_prompt=True)`, then
+`bridge_to_next_turn`). Only the tokens of the answers are trained, with their stop tokens.
 
-The conversation is not rendered as a whole, because Qwen3's format adds an empty think block to the
-last assistant turn. A prompt does not have this block, so the policy would learn to write it.
+The conversation is not rendered in one call, because Qwen3's format then adds an empty think block
+to the last answer. Prompts do not contain this block, so the policy would learn to write it.
 """
 
 import logging
@@ -25,15 +25,15 @@ from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_MAX_TOO_LONG = 100  # maximum number of consecutive conversations that are too long
+_MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end the run
 
 
 class TooLong(ValueError):
-    """A conversation has a training row that is longer than max_seq_len."""
+    """Error: a conversation has a training row that is longer than max_seq_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imitator:
+class ImitationSampler:
     """Base class of samplers that read or generate conversations without vLLM.
 
     Attributes:
@@ -41,14 +41,14 @@ class Imitator:
     """
 
     uses_vllm: ClassVar[bool] = False
-    temperature: ClassVar[float] = 1.0  # 1.0 does not change the trainer's logits
+    temperature: ClassVar[float] = 1.0  # the trainer divides its logits by it; 1.0: no change
     max_concurrent: ClassVar[int] = 4096
-    seeded: ClassVar[bool] = False  # whether requests have seeds, as vLLM requests do
+    seeded: ClassVar[bool] = False  # no request needs a seed, because vLLM is not used
 
     max_staleness: NonNegativeInt
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless sequence of conversations."""
+        """Yield conversations without end."""
         raise NotImplementedError
 
     def group(
@@ -61,8 +61,8 @@ class Imitator:
     ) -> tuple[Rollout, ...]:
         """Return `group_size` conversations as rollouts, each with reward 1.
 
-        `rng` must be derived from the run's seed and the group's index, so that no group depends on
-        earlier groups. A conversation that is too long is skipped with a warning.
+        The caller derives `rng` from the run's seed and the group's index, so that a resumed run
+        gets the same groups. A conversation that is too long is skipped with a warning.
 
         Raises:
             TooLong: 100 consecutive conversations are too long.
@@ -78,7 +78,7 @@ class Imitator:
                 too_long += 1
                 if too_long == _MAX_TOO_LONG:
                     raise
-                log.warning("demonstrations longer than max_seq_len=%d are left out", max_seq_len)
+                log.warning("demonstrations longer than max_seq_len=%d are skipped", max_seq_len)
                 continue
             too_long = 0
             cut = messages[-1].get("cut_off")
@@ -97,26 +97,26 @@ class Imitator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemonstrationSampler(Imitator):
+class DemonstrationSampler(ImitationSampler):
     """The sampler that trains on the answers of the environment's scripted expert.
 
     Attributes:
-        corruption_rate: share of conversations with two swapped letters in the last answer.
+        corruption_rate: share of conversations whose last answer gets two letters swapped.
     """
 
     corruption_rate: Probability
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield demonstrations of the expert, of which a share `corruption_rate` is corrupted."""
+        """Yield the expert's demonstrations. Corrupt a share `corruption_rate` of them."""
         for messages in env.demonstrations(rng):
             yield _corrupted(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
 def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
-    """Swap two different neighbouring letters of the last turn, if there are any."""
+    """Return the messages with two neighbouring letters of the last message swapped."""
     *before, last = messages
     text = last.get("content") or ""
-    # A swap of equal neighbours would not change the text.
+    # Only different neighbours are swapped, because a swap of equal letters changes nothing.
     places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
     if not places:
         return messages
@@ -127,7 +127,7 @@ def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
 def tokenize(
     renderer: Renderer, messages: Sequence[Any], max_seq_len: int, tools: Any = None
 ) -> tuple[TrainingRow, ...]:
-    """Return the training rows of a conversation: several rows if later prompts rewrite history.
+    """Return the training rows of a conversation: several if the template changes earlier turns.
 
     Raises:
         TooLong: a row is longer than max_seq_len.
@@ -136,9 +136,9 @@ def tokenize(
     messages = list(messages)
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     if not turns:
-        raise ValueError("a demonstration must open with a prompt that an assistant answers")
+        raise ValueError("let demonstrations() yield a prompt and then an assistant message")
     if messages[-1]["role"] != "assistant":
-        raise ValueError("a demonstration must end with an assistant message")
+        raise ValueError("a demonstration does not end with an assistant message: append one")
 
     def rendered(turn: int) -> list[int]:
         return renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
@@ -146,10 +146,10 @@ def tokenize(
     rows, prompt = [GrowingRow()], rendered(turns[0])
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=True)):
         if prompt[: len(rows[-1].token_ids)] != rows[-1].token_ids:
-            rows.append(GrowingRow())  # begin a fork, because the prompt rewrites history
+            rows.append(GrowingRow())  # the prompt changes earlier turns, so a new row begins
         completion = completion_ids(renderer, messages[turn])
         rows[-1].extend(prompt[len(rows[-1].token_ids) :])
-        rows[-1].sampled(completion, number)
+        rows[-1].extend_sampled(completion, number)
         if following is not None:
             reply = messages[turn + 1 : following]
             bridged = renderer.bridge_to_next_turn(prompt, completion, reply, tools=tools)
@@ -157,8 +157,8 @@ def tokenize(
     longest = max(len(row.token_ids) for row in rows)
     if longest > max_seq_len:
         raise TooLong(
-            f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: raise "
-            "max_seq_len (model.max_seq_len) or make the environment's tasks shorter"
+            f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
+            f"model.max_seq_len={longest} or more, or make the environment's examples shorter"
         )
     return tuple(row.freeze() for row in rows)
 
@@ -166,21 +166,24 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
-    The stop token is included unless the message is `cut_off`. An empty question replaces the
-    earlier turns, because in every chat format a turn's tokens do not depend on earlier turns.
+    The stop token is included unless the message is `cut_off`. The message is rendered after an
+    empty question, because in every chat format a turn's tokens do not depend on earlier turns.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     conversation = [question, message]
     if not _has_reasoning(message):
-        # A question follows the message. Otherwise formats add an empty think block, and GLM omits
-        # the stop token, because its stop token is the marker of the next role.
+        # Another question follows the message. In last position some formats would add an empty
+        # think block to it, and GLM's stop token is the role token of the following message.
         conversation.append(question)
     rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)
     positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:
-        raise ValueError(f"the chat format cannot show this demonstrated turn: {message}")
+        raise ValueError(
+            "the chat format cannot render this turn; let demonstrations() yield another one: "
+            f"{message}"
+        )
     completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
     if message.get("cut_off"):  # remove the stop token
         stops = set(renderer.get_stop_token_ids())

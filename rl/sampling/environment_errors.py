@@ -1,4 +1,4 @@
-"""Converts exceptions of an environment's code into one line with the source location."""
+"""Converts an exception of an environment's code into a one-line error with its file and line."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,27 +12,27 @@ _MAX_ERROR_LENGTH = 300  # maximum number of characters of the original error te
 
 
 class EnvironmentFailed(Exception):
-    """Exception of an environment's own code; the message is one line with the location."""
+    """Error in an environment's own code. The message is one line and names file and line."""
 
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Raise EnvironmentFailed if the block raises, except for cancellation and server errors."""
+    """Raise EnvironmentFailed if `env.what()` raises, but not for cancellation or server errors."""
     try:
         yield
     except GenerationError:
         raise
     except asyncio.CancelledError as error:
-        # If this task was not cancelled, the environment has cancelled one of its own tasks.
+        # If the player's task is not being cancelled, the environment cancelled a task of its own.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EnvironmentFailed(_explain(env, what, error)) from error
+        raise EnvironmentFailed(_error_line(env, what, error)) from error
     except Exception as error:  # user code may raise anything
-        raise EnvironmentFailed(_explain(env, what, error)) from error
+        raise EnvironmentFailed(_error_line(env, what, error)) from error
 
 
-def _explain(env: Environment, what: str, error: BaseException) -> str:
+def _error_line(env: Environment, what: str, error: BaseException) -> str:
     text = " ".join(str(error).split())[:_MAX_ERROR_LENGTH]
     place = place_of(error, type(env).__module__)
     return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

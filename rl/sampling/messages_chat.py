@@ -1,7 +1,7 @@
-"""Chat client for any OpenAI-compatible server, for evaluation and never for training.
+"""Chat client for any OpenAI-compatible server, for evaluation only.
 
-The client uses only /chat/completions, with one request per completion, because not every server
-supports `n`. The server returns no token ids, so these completions cannot be trained on.
+The client sends one request per completion, because some servers do not support the parameter `n`.
+The server returns no token ids, so its completions cannot be trained on.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class MessageCompletion(Completion):
 
     Attributes:
         message: the message, parsed by the server.
-        too_long: whether the conversation exceeds the model's context; `message` is then empty.
+        too_long: whether the server refused the conversation as too long; `message` is then empty.
     """
 
     message: Message = field(default_factory=dict)
@@ -34,7 +34,7 @@ class MessageCompletion(Completion):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesClient:
-    """The settings of conf/client/messages.yaml: server, model and the API key's variable."""
+    """The options of conf/client/messages.yaml: server, model, environment variable of the key."""
 
     needs_vllm: ClassVar[bool] = False
     url: str
@@ -43,11 +43,11 @@ class MessagesClient:
     max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # an invalid address raises ValueError when the run starts
+        _ = self.endpoint  # raises ValueError at the start if client.base_url is invalid
 
     @property
     def endpoint(self) -> ChatEndpoint:
-        """The chat endpoint of the server, built from these settings."""
+        """The server's /chat/completions endpoint."""
         return ChatEndpoint(
             url=self.url,
             model=self.model,
@@ -69,20 +69,20 @@ class MessagesClient:
 
 @dataclass
 class MessagesChat(Chat):
-    """A chat that sends text, not tokens. The server has a queue, so `seats` has no limit."""
+    """A chat that sends text, not tokens. `slots` sets no limit, because the server has a queue."""
 
     endpoint: ChatEndpoint
     client: HttpClient
 
-    async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+    async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Send `n` requests in parallel. Raise GenerationError if the server cannot be used."""
+        """Send `n` requests in parallel. Raise GenerationError if the server does not answer."""
         body: dict[str, Any] = {
             "messages": [as_sent(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
-            **self.sampler.changed(),
+            **self.sampler.non_default_parameters(),
         }
         if prompt.tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in prompt.tools]
@@ -90,18 +90,18 @@ class MessagesChat(Chat):
         return [*await asyncio.gather(*(self._request_message(body | one) for one in seeds))]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:  # noqa: ARG002
-        """Return the message that the server parsed, without the stop text."""
+        """Return the message of the server's answer. The server has removed the stop text."""
         assert isinstance(completion, MessageCompletion)
         return completion.message
 
-    async def follow(
+    async def next_prompt(
         self,
         prompt: Prompt,
         completion: Completion,  # noqa: ARG002
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """Return the conversation with the policy's message and the environment's reply."""
+        """Return the conversation extended by the policy's message and the environment's reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
     def fills_context(self, completion: Completion) -> bool:
@@ -118,7 +118,7 @@ class MessagesChat(Chat):
         if thought := reply.reasoning_content or reply.reasoning:
             message["reasoning_content"] = thought
         if reply.tool_calls:
-            message["tool_calls"] = [_call(i, c) for i, c in enumerate(reply.tool_calls)]
+            message["tool_calls"] = [_tool_call(i, c) for i, c in enumerate(reply.tool_calls)]
         return MessageCompletion(
             token_ids=[],
             logprobs=[],
@@ -129,8 +129,8 @@ class MessagesChat(Chat):
         )
 
 
-def _call(index: int, call: Any) -> Message:
-    """Return a tool call of the server's answer; a malformed call gets an `error`."""
+def _tool_call(index: int, call: Any) -> Message:
+    """Return tool call number `index` of the server's answer. A malformed call gets an `error`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return invalid_call(f"call_{index}", json.dumps(call), "the tool call is malformed")

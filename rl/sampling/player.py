@@ -2,10 +2,10 @@
 
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
-An environment that manages the conversation itself requests each turn from speaker.py.
-An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. A
-rollout with an exception is retried up to max_retries times. After that the rollout has no reward,
-its error is counted, and its group trains without it.
+An environment with `holds_conversation` writes the prompts itself and calls speaker.py per turn.
+An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. After
+an exception the rollout is repeated, at most `sampler.max_retries` times. A rollout that still
+fails gets no reward, its error is counted, and the other rollouts of its group are trained.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Player:
     """Plays the episodes of an environment, which may be a mixture.
 
     Attributes:
-        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
+        seed: seed of the run, from which each request's seed is derived; None: no request seeds.
     """
 
     sampler: PolicySampler
@@ -51,10 +51,10 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
-    hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
+    hinted_envs: frozenset[str] = frozenset()  # environments with a reference that sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
-    # semaphore of each environment that sets max_concurrent
+    # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     async def play_group(
@@ -62,12 +62,12 @@ class Player:
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts of one example, played concurrently.
 
-        In a single-turn environment short completions share one request, which is about 20 %
-        faster. Long completions use separate requests, because one slow completion could make the
-        shared request time out (`Chat.shares_request`).
+        In a single-turn environment one request samples all rollouts, which is about 20 % faster.
+        If max_tokens is large, each rollout has its own request, because one slow completion would
+        make the shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
-        sampler = replace(self.sampler, **(env.sampling or {}))  # the environment's options
+        sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._play_rollouts(env, index, example, group_size)
@@ -75,29 +75,29 @@ class Player:
     async def _play_rollouts(
         self, env: Environment, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
-        await self.chat.ready()
+        await self.chat.check_server()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
         start = _RolloutInputs(env, example, clock, seeds, hints=hints)
         openings: list[Completion | None] = [None] * group_size
-        # Errors are ignored here, because each rollout tries again and reports its own error.
+        # If the shared request fails, each rollout sends its own request and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
                     prompt = start.prompt = await self._first_prompt(env, example)
                     if env.max_turns == 1 and self.chat.shares_request(prompt):
-                        async with clock.holding_seats(self.chat.seats, group_size):
+                        async with clock.holding_slots(self.chat.slots, group_size):
                             seed = seeds.next()
                             openings = [*await self.chat.generate(prompt, group_size, seed)]
-        # Each rollout gets a copy of the clock, so that a slow rollout does not stop the others.
+        # Each rollout gets its own copy of the clock, so that each has its own timeout.
         starts = (
             replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
             for i, opening in enumerate(openings)
         )
-        return tuple(await asyncio.gather(*map(self._play, starts)))
+        return tuple(await asyncio.gather(*map(self._play_with_retries, starts)))
 
-    async def _play(self, start: "_RolloutInputs") -> Rollout:
+    async def _play_with_retries(self, start: "_RolloutInputs") -> Rollout:
         retries = 0
         while True:
             async with self._env_slot(start.env):
@@ -106,12 +106,12 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries)
-            # A retry samples a new first turn, because the shared request's answer has been used.
+            # opening=None: the retry samples its own first turn. The shared completion was used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log_once(self, env: Environment, error: str) -> None:
-        """Log each different error once, and immediately, because a batch may take minutes."""
+        """Log an error when it first occurs. The metrics count errors only after a whole batch."""
         if error and error not in self._logged and len(self._logged) < _MAX_LOGGED_ERRORS:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
@@ -119,7 +119,7 @@ class Player:
     def _env_slot(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # Copies of the player share this dict, so that max_concurrent also limits evaluations.
+        # Training and evaluation share this dict, so that max_concurrent limits their sum.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _play_once(self, start: "_RolloutInputs") -> Rollout:
@@ -146,7 +146,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # An error in `close` does not change the reward.
+            # An error in `close` is ignored, because the reward is already known.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         reward = _weighted_sum(env, rewards) if not error else None
@@ -179,15 +179,15 @@ class Player:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.holding_seats(self.chat.seats):
+                async with start.clock.holding_slots(self.chat.slots):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
-            rows.turn(completion)
+            rows.add_turn(completion)
             await rows.add_hint(prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
-            if completion.cut_off:  # the environment never receives an incomplete turn
+            if completion.cut_off:  # an incomplete turn is not passed to `env.reply`
                 return self.chat.stop_reason(completion)
             with as_environment_error(env, "reply"):
                 reply = await threads.call(env.reply, episode, message)
@@ -195,27 +195,27 @@ class Player:
                 return StopReason.STOP
             if episode.turns >= env.max_turns:
                 return StopReason.MAX_TURNS
-            with as_environment_error(env, "reply"):  # the reply's messages may be malformed
+            with as_environment_error(env, "reply"):  # rendering a malformed reply raises
                 episode.messages += reply
-                prompt = await self.chat.follow(prompt, completion, message, reply)
+                prompt = await self.chat.next_prompt(prompt, completion, message, reply)
 
     async def _play_in_environment(
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
     ) -> StopReason:
         speaker = Speaker(
-            *(self.chat, rows, episode, lambda: start.clock.holding_seats(self.chat.seats)),
+            *(self.chat, rows, episode, lambda: start.clock.holding_slots(self.chat.slots)),
             *(start.seeds, start.env.opened),
         )
         try:
             with as_environment_error(start.env, "play"), suppress(ContextFull):
                 await start.env.play(episode, speaker)
         finally:
-            speaker.raise_failure()  # the environment may have caught a request's error
+            speaker.raise_failure()  # raise the server's error even if the environment caught it
         return episode.stop_reason or speaker.stop_reason
 
     async def _first_prompt(self, env: Environment, example: Example) -> Prompt:
         with as_environment_error(env, f"examples (id {example.id})"):
-            return await self.chat.open(env.opened(example.messages), env.tool_specs)
+            return await self.chat.first_prompt(env.opened(example.messages), env.tool_specs)
 
     async def _score(
         self, env: Environment, episode: Episode
@@ -223,7 +223,7 @@ class Player:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             rewards, turn_rewards = rewards_by_name(scored, episode.turns)
-        if rewards and env.name not in self._checked:  # check the names once per environment
+        if rewards and env.name not in self._checked:
             _check_names(env, rewards)
             self._checked.add(env.name)
         return rewards, turn_rewards
@@ -231,21 +231,21 @@ class Player:
 
 @dataclass
 class _RolloutInputs:
-    """The inputs of one rollout: environment, example, clock, seeds and shared results."""
+    """The inputs of one rollout. The rollouts of a group may share `prompt` and `hints`."""
 
     env: Environment
     example: Example
     clock: Clock
     seeds: RequestSeeds
     prompt: Prompt | None = None  # first prompt; None: not rendered yet
-    hints: Hints | None = None  # renderer of hinted prompts; None: no reference sees hints
-    opening: Completion | None = None  # first completion, if the group shared one request
+    hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
+    opening: Completion | None = None  # first completion, from the request that the group shared
 
 
 def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the reward of a rollout; None if a reward with a weight is NaN or infinite.
+    """Return the sum of weight times reward; None if a reward with a weight is NaN or infinite.
 
-    Rewards without a weight, or with weight 0, are only logged and may be any number.
+    Rewards without a weight, or with weight 0, are only logged and may be NaN.
     """
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}
     total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
@@ -253,7 +253,7 @@ def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | Non
 
 
 def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `score` does not return a reward that has a weight."""
+    """Raise ValueError if `reward_weights` contains a name that `score` did not return."""
     weighted = [name for name, weight in env.reward_weights.items() if weight]
     missing = [name for name in weighted if name not in rewards]
     if not missing:
@@ -262,6 +262,6 @@ def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ValueError(
         f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
-        f"which its score does not return: {hint}It returns {', '.join(map(repr, rewards))}. Where "
-        "a reward does not apply to an example, score it as 0.0"
+        f"but its score() returned only {', '.join(map(repr, rewards))}: {hint}Correct the name in "
+        "reward_weights, or let score() return 0.0 where a reward does not apply to an example"
     )

@@ -1,7 +1,7 @@
-"""Tests whether a chat format rewrites earlier turns.
+"""Tests whether a chat format changes earlier turns in later prompts, as Qwen3 drops thinking.
 
-`Renderer.is_prefix_stable` is also False for some formats that keep earlier turns. The test repeats
-the steps of a rollout: a prompt, a completion with thinking, and the prompt after a reply.
+`Renderer.is_prefix_stable` is False also for some formats that keep earlier turns. So the test
+renders two turns of a rollout: a prompt, a completion with thinking, and the prompt after a reply.
 """
 
 import logging
@@ -20,30 +20,31 @@ QUESTION, ANSWER, REPLY = user("How much is 2 + 3?"), assistant("5"), user("And 
 THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 
 
-async def rewrites(chat: Chat, renderer: Renderer) -> bool:
-    """Return whether the second turn's prompt fails to begin with all tokens of the first turn."""
-    opening = await chat.open([QUESTION], None)
+async def rewrites_history(chat: Chat, renderer: Renderer) -> bool:
+    """Return whether the second prompt does not begin with the first prompt and its completion."""
+    opening = await chat.first_prompt([QUESTION], None)
     completion = Completion(
-        token_ids=thinking_completion(renderer, opening.token_ids),
+        token_ids=completion_with_thinking(renderer, opening.token_ids),
         logprobs=[],
         versions=[],
         cut_off=False,
         prompt_ids=opening.token_ids,
     )
-    following = await chat.follow(opening, completion, chat.message(opening, completion), [REPLY])
+    message = chat.message(opening, completion)
+    following = await chat.next_prompt(opening, completion, message, [REPLY])
     before = completion.prompt_ids + completion.token_ids
     return following.token_ids[: len(before)] != before
 
 
-def thinking_completion(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
-    """Return the tokens of a test completion with thinking, stop token included."""
+def completion_with_thinking(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
+    """Return the tokens of the completion `THINKING`, with the stop token."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
         return renderer.encode(f"<think>\n{thinking}\n</think>\n\n{answer}")
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
     ids, owners = rendered.token_ids, rendered.message_indices
-    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt opens or closes the thinking block
+    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt itself opens or closes a think block
         start = next(i for i, owner in enumerate(owners) if owner == 1)
     else:
         start = len(prompt_ids)
@@ -53,8 +54,8 @@ def thinking_completion(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
 
 
 def report_rewriting(on_rewrite: str, choices: str) -> None:
-    """Warn that history is rewritten; raise ValueError if on_rewrite=refuse."""
-    problem = "this chat format drops thinking from earlier turns, so later prompts rewrite history"
+    """Warn that the chat format changes earlier turns; raise ValueError if on_rewrite=refuse."""
+    problem = "the chat format drops the thinking of earlier turns from later prompts"
     if on_rewrite == "refuse":
-        raise ValueError(f"{problem}, and client.on_rewrite=refuse: choose {choices}")
-    log.warning("%s: client.on_rewrite=%s (choices: %s)", problem, on_rewrite, choices)
+        raise ValueError(f"{problem}, but client.on_rewrite=refuse: set it to {choices}")
+    log.warning("%s: client.on_rewrite=%s applies. Choices: %s", problem, on_rewrite, choices)

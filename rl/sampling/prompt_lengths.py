@@ -1,8 +1,8 @@
-"""Replaces examples whose prompts are too long for an answer.
+"""Replaces examples whose prompts leave no tokens for a completion.
 
-A rollout whose prompt fills max_seq_len has no completion token and teaches nothing. Each prompt is
-therefore measured when its example is drawn. If the prompt is too long, another example of the pool
-is used. The choice depends only on the position, so a resumed run uses the same examples.
+A rollout whose prompt fills max_seq_len has no completion token to train. So the tokens of a prompt
+are counted when its example is drawn. If the prompt is too long, another example of the pool is
+used. The choice depends only on the example's index, so a resumed run makes the same choice.
 """
 
 import logging
@@ -17,11 +17,11 @@ from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_MAX_REPLACEMENTS = 100  # maximum number of random replacements that are tried for one example
+_MAX_REPLACEMENTS = 100  # this many random examples are tried as a replacement
 
 
 class FittingExamples(LazyExamples):
-    """The examples of a pool, in which examples with too long prompts are replaced."""
+    """The examples of a pool. Reading an example with a too long prompt returns another one."""
 
     def __init__(
         self,
@@ -31,57 +31,57 @@ class FittingExamples(LazyExamples):
         max_seq_len: int,
         max_prompt_len: int | None,
     ) -> None:
-        """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
+        """`max_prompt_len`: most tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        # Prompts with this number of tokens or more are replaced.
+        # A prompt with this number of tokens or more is too long.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
         if max_prompt_len is None:
-            self._problem = f"fill max_seq_len={max_seq_len}: raise model.max_seq_len"
+            self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
-            self._problem = f"{problem}: raise it, or set it to null"
-        self._measured: dict[int, int] = {}  # example index -> length of a too long prompt, else 0
+            self._problem = f"{problem}: raise it, or set sampler.max_prompt_len=null"
+        self._too_long: dict[int, int] = {}  # index -> tokens of a too long prompt, 0 for others
         self._num_long = 0
         if examples:
-            self.made(0)  # raises ValueError before vLLM starts if no prompt can be used
+            self.example_at(0)  # raises ValueError at the start if all prompts are too long
 
     def __len__(self) -> int:
         return len(self._examples)
 
-    def made(self, index: int) -> Example:
+    def example_at(self, index: int) -> Example:
         rng = Random(f"substitute:{index}")
         draws = (rng.randrange(len(self)) for _ in range(_MAX_REPLACEMENTS))
-        # Few prompts may fit, so all are tried in order after the draws.
+        # If no random draw fits, all examples are tried in order, because very few may fit.
         for tried in chain([index], draws, range(len(self))):
-            if not self._too_long_length(tried):
+            if not self._tokens_if_too_long(tried):
                 return self._examples[tried]
-        shortest = min(self._measured.values())
+        shortest = min(self._too_long.values())
         raise ValueError(
             f"all {len(self)} prompts of env {self._examples[index].env!r} {self._problem}. "
             f"The shortest has {shortest} tokens"
         )
 
-    def _too_long_length(self, index: int) -> int:
-        """Return the number of tokens of a too long prompt, 0 if it fits; cache the result."""
-        if index not in self._measured:
+    def _tokens_if_too_long(self, index: int) -> int:
+        """Return the number of tokens if the prompt is too long, else 0. Warn about long ones."""
+        if index not in self._too_long:
             example = self._examples[index]
-            tokens = self._measured[index] = self._measure_too_long(example)
+            tokens = self._too_long[index] = self._count_if_too_long(example)
             self._num_long += tokens > 0
-            if tokens and self._num_long.bit_count() == 1:  # warn at 1, 2, 4, ... long prompts
+            if tokens and self._num_long.bit_count() == 1:  # at 1, 2, 4, 8, ... too long prompts
                 log.warning(
                     "%d of %d prompts of env %r that were drawn are replaced, because they %s. "
                     "The last one has %d tokens",
-                    *(self._num_long, len(self._measured), example.env, self._problem, tokens),
+                    *(self._num_long, len(self._too_long), example.env, self._problem, tokens),
                 )
-        return self._measured[index]
+        return self._too_long[index]
 
-    def _measure_too_long(self, example: Example) -> int:
-        """Return the number of tokens of a too long prompt; 0 if it fits or cannot be measured."""
+    def _count_if_too_long(self, example: Example) -> int:
+        """Return the number of tokens of a too long prompt; 0 if it fits or cannot be counted."""
         env = self._env.environment_of(example)
-        if env.holds_conversation:  # the environment builds the prompt during the episode
+        if env.holds_conversation:  # the environment writes the prompt only during the episode
             return 0
         try:
-            length = self._chat.measure(env.opened(example.messages), env.tool_specs)
-        except Exception:  # noqa: BLE001 the rollouts of the example report the error
+            length = self._chat.num_prompt_tokens(env.opened(example.messages), env.tool_specs)
+        except Exception:  # noqa: BLE001 playing the example raises the same error and reports it
             return 0
         return length if length is not None and length >= self._limit else 0

@@ -1,12 +1,12 @@
-"""Chat client that renders prompts in this process. The options of conf/client are:
+"""Chat client that renders prompts to tokens in the rollouts process. The choices of conf/client:
 
-    renderer   this process renders messages to tokens (`renderers`), vLLM gets tokens (default)
+    renderer   the library `renderers` renders messages to tokens, vLLM gets tokens (default)
     tokens     vLLM renders messages to tokens with its own chat template, then gets the tokens
     messages   any OpenAI-compatible server gets text, for evaluation only (messages_chat.py)
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
-then does not begin with the tokens of turn one, and a rollout becomes several training rows. A
-test at the start of a run detects this, and the option `on_rewrite` selects the reaction.
+then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
+start of a run tests whether the format does so. Then `client.on_rewrite` says what happens.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -22,12 +22,12 @@ from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, decoded, load_renderer
 from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
-from rl.sampling.clock import Seats
-from rl.sampling.prefix_probe import report_rewriting, rewrites
+from rl.sampling.clock import CompletionSlots
+from rl.sampling.prefix_probe import report_rewriting, rewrites_history
 from rl.sampling.sampler import PolicySampler
 
-_MIN_TOKENS_PER_S = 1.0  # assumed minimum speed of a completion, in tokens per second
-_CALL_ERRORS = {  # status of a tool call that the renderer parsed -> error text
+_MIN_TOKENS_PER_S = 1.0  # a completion is assumed to get at least this many tokens per second
+_CALL_ERRORS = {  # `ParsedToolCall.status` -> error text for the policy
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
     "missing_name": "the tool call has no name",
@@ -41,21 +41,21 @@ class RendererChat(Chat):
     """The default chat, which sends prompt tokens to vLLM and receives sampled tokens.
 
     Attributes:
-        version: the newest policy version with which vLLM samples.
-        requests: the vLLM client of the current group; None outside of `group`.
+        version: the policy version that vLLM has loaded.
+        requests: client that sends a group's requests to one replica; None outside of `group()`.
     """
 
-    refusal: ClassVar[type[Exception]] = Exception  # error if a conversation cannot be rendered
+    render_error: ClassVar[type[Exception]] = Exception  # raised for a message it cannot render
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
     version: LiveVersion
     requests: GroupClient | None = field(default=None, kw_only=True)
 
-    def measure(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
+    def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
         return len(render(self.renderer, messages, tools))
 
-    async def open(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+    async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         return Prompt(messages, tools, render(self.renderer, messages, tools))
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
@@ -70,13 +70,13 @@ class RendererChat(Chat):
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Parse the sampled tokens; an unparsable tool call keeps its text and gets an `error`."""
+        """Parse the tokens before the stop text. An invalid tool call gets an `error`."""
         if completion.stop is None:
             return self._parse(prompt, completion.token_ids)
-        return self._parse(prompt, before_stop(self.renderer, completion))
+        return self._parse(prompt, tokens_before_stop(self.renderer, completion))
 
     def _history_message(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
-        """Return the message for the history, with the whole sampled text and the stop text."""
+        """Return the message that later prompts contain. It includes the stop text."""
         return message if completion.stop is None else self._parse(prompt, completion.token_ids)
 
     def _parse(self, prompt: Prompt, token_ids: list[int]) -> Message:
@@ -84,26 +84,26 @@ class RendererChat(Chat):
             parsed = self.renderer.parse_response(
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
-        except Exception as error:  # noqa: BLE001 parsers of a library may raise anything
+        except Exception as error:  # noqa: BLE001 a parser of `renderers` may raise any error
             return self._unparsable_message(token_ids, error)
         message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = well_formed(parsed.reasoning_content)
         if parsed.tool_calls:
-            message["tool_calls"] = [_call(i, c) for i, c in enumerate(parsed.tool_calls)]
+            message["tool_calls"] = [_tool_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
-        """Return an unparsable turn as a message with its text and a call that has an error."""
+        """Return the whole text as a message with a tool call that tells the policy the error."""
         mistake = f"the turn is too deeply nested or has too long a number ({type(error).__name__})"
         content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
-    async def follow(
+    async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Append completion and reply to the prompt, or render again if the format requires it."""
-        # The bridge keeps the sampled tokens, because rendering their text may give other tokens.
+        """Append completion and reply to the prompt's tokens, or render the whole conversation."""
+        # The bridge keeps the sampled tokens. None: the chat format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -118,21 +118,21 @@ class RendererChat(Chat):
     async def rendered_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the conversation; a turn that the format cannot render becomes plain text."""
+        """Render the conversation. If the chat format refuses the newest turn, send it as text."""
         try:
             turn = self._history_message(prompt, completion, message)
-            return await self.open([*prompt.messages, turn, *reply], prompt.tools)
-        except self.refusal:
+            return await self.first_prompt([*prompt.messages, turn, *reply], prompt.tools)
+        except self.render_error:
             text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
-            # An error here is caused by the reply, because plain text can be rendered.
-            return await self.open([*prompt.messages, text, *reply], prompt.tools)
+            # Every format renders plain text, so an error here comes from the environment's reply.
+            return await self.first_prompt([*prompt.messages, text, *reply], prompt.tools)
 
     def max_new_tokens(self, prompt: Prompt) -> int:
-        """Return the maximum length of a completion, limited by max_tokens and max_seq_len."""
+        """Return max_tokens, or fewer tokens if prompt and completion would exceed max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return whether even slow completions end before the timeout if they share a request."""
+        """Return whether even a completion of maximum length ends before rollout_timeout."""
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:
@@ -144,11 +144,11 @@ class RendererChat(Chat):
         with self.client.group() as requests:
             yield replace(self, requests=requests)
 
-    def pinned(self, sampler: PolicySampler, version: int) -> Self:
+    def at_version(self, sampler: PolicySampler, version: int) -> Self:
         return replace(self, sampler=sampler, version=LiveVersion(version))
 
 
-def _call(index: int, parsed: ParsedToolCall) -> Message:
+def _tool_call(index: int, parsed: ParsedToolCall) -> Message:
     call_id = parsed.id or f"call_{index}"
     if parsed.status == "ok":
         return checked_call(call_id, parsed.name, parsed.arguments, parsed.raw)
@@ -156,21 +156,21 @@ def _call(index: int, parsed: ParsedToolCall) -> Message:
     return invalid_call(call_id, parsed.raw, mistake, parsed.name)
 
 
-def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
-    """Return the tokens of a completion before its stop text (`sampler.stop`).
+def tokens_before_stop(renderer: Renderer, completion: Completion) -> list[int]:
+    """Return the tokens of a completion before its stop text (an item of `sampler.stop`).
 
         sampled    The answer is 5.</answer>    trained on, because the policy chose these tokens
         message    The answer is 5.             sent to the environment, as in the OpenAI API
         history    The answer is 5.</answer>    shown to the policy in its next turn
 
-    vLLM stops after the token that completes the stop text. The stop text may begin or end inside a
-    token, so that token may be split.
+    vLLM stops after the token that completes the stop text. If the stop text begins inside a token,
+    the part before the stop text is tokenized again.
     """
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     token_ids = completion.token_ids
     text, stop, _ = tokenizer.decode(token_ids).partition(completion.stop or " ")
     if not stop:
-        return token_ids  # the stop text appears only if tokens are decoded one by one
+        return token_ids  # the text of all tokens together does not contain the stop text
     for end in range(len(token_ids), -1, -1):
         head = tokenizer.decode(token_ids[:end])
         if text.startswith(head):
@@ -181,7 +181,7 @@ def before_stop(renderer: Renderer, completion: Completion) -> list[int]:
 def render(
     renderer: Renderer, messages: list[Message], tools: ToolSpecs | None = None
 ) -> list[int]:
-    """Return the token ids of a prompt. The casts are needed for the types of `renderers`."""
+    """Return the token ids of a prompt that ends where the policy's turn begins."""
     return renderer.render_ids(
         cast("list[Any]", messages), tools=cast("Any", tools), add_generation_prompt=True
     )
@@ -189,7 +189,7 @@ def render(
 
 @dataclass(frozen=True, kw_only=True)
 class RendererClient:
-    """The default client: this process renders prompts to tokens (conf/client/renderer.yaml)."""
+    """The client of conf/client/renderer.yaml: the rollouts process renders prompts to tokens."""
 
     needs_vllm: ClassVar[bool] = True
     renders: ClassVar[bool] = True  # in this process, so that the chat format must be known
@@ -200,33 +200,31 @@ class RendererClient:
         """Load the renderer and open the connections to vLLM.
 
         Raises:
-            ValueError: the chat format rewrites history, and on_rewrite=refuse.
+            ValueError: on_rewrite=refuse, and the chat format drops the thinking of earlier turns.
         """
         renderer = load_renderer(setting.model, setting.renderer)
         async with vllm_client(setting) as client:
-            seats = Seats(setting.num_seqs)
+            slots = CompletionSlots(setting.num_seqs)
             limit, version = setting.max_seq_len, setting.version
-            chat = RendererChat(setting.sampler, renderer, client, limit, version, seats=seats)
-            if setting.has_turns and await rewrites(chat, renderer):
-                choices = (
-                    "extend (keep thinking, one row), fork (drop thinking, several rows) or refuse"
-                )
+            chat = RendererChat(setting.sampler, renderer, client, limit, version, slots=slots)
+            if setting.has_turns and await rewrites_history(chat, renderer):
+                choices = "extend (keep thinking, one row) or fork (drop thinking, several rows)"
                 report_rewriting(self.on_rewrite, choices)
-                # on_rewrite=fork needs no action, because row_builder.py detects rewritten prompts.
+                # on_rewrite=fork needs no code here: row_builder.py begins a row where it must.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat
 
     async def _keep_thinking(self, chat: RendererChat, setting: ChatSettings) -> None:
         chat.renderer = load_renderer(setting.model, setting.renderer, keep_thinking=True)
-        if await rewrites(chat, chat.renderer):
+        if await rewrites_history(chat, chat.renderer):
             raise ValueError(
                 f"client.on_rewrite=extend, but the chat format {setting.renderer!r} cannot keep "
-                "thinking from earlier turns: choose fork"
+                "the thinking of earlier turns: set client.on_rewrite=fork"
             )
 
 
 def vllm_client(setting: ChatSettings) -> VLLMClient:
-    """Return a client of the run's vLLM replicas that is not connected yet."""
+    """Return a client of the run's vLLM replicas. It connects at its first request."""
     timeout = setting.sampler.rollout_timeout
     return VLLMClient(setting.router, model=setting.served_as, timeout=timeout, tally=setting.tally)

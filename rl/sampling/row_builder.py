@@ -1,8 +1,8 @@
 """Builds training rows from the turns of one rollout, with exactly the tokens that vLLM saw.
 
 In each turn vLLM receives a prompt and samples a completion. While every prompt starts with all
-tokens of the earlier turns, the rollout stays one row. A prompt that rewrites history starts a new
-row, which is called a fork.
+tokens of the earlier turns, the rollout stays one row. A prompt that changes earlier turns starts a
+new row, which is called a fork.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,14 +28,14 @@ class GrowingRow:
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
-        """Append tokens; a column that is missing in `values` gets its fill value."""
+        """Append tokens. `values`: column name -> one value per token; others get fill values."""
         self.token_ids += token_ids
         given = {"token_ids": token_ids, **values}
         for name, column in _COLUMNS.items():
             filled = np.full(len(token_ids), column.fill, column.dtype)
             self._parts[name].append(np.array(given.get(name, filled), column.dtype))
 
-    def sampled(self, token_ids: Sequence[int], turn: int, **values: ArrayLike) -> None:
+    def extend_sampled(self, token_ids: Sequence[int], turn: int, **values: ArrayLike) -> None:
         """Append the tokens that the policy sampled in one turn."""
         count = len(token_ids)
         mask, turns = np.ones(count, np.bool_), np.full(count, turn, np.int32)
@@ -54,22 +54,22 @@ class RowBuilder:
     """The training rows of one rollout, oldest first."""
 
     def __init__(self, hints: Hint | None = None) -> None:
-        """`hints` renders the prompts for a reference that sees hints; None: no such reference."""
+        """`hints` renders a prompt with the hint; None: the reference model sees no hints."""
         self._hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0
         self.num_untracked_tokens = 0
 
-    def turn(self, completion: Completion) -> None:
-        """Append the prompt's new tokens and the completion to the newest row or to a new row."""
+    def add_turn(self, completion: Completion) -> None:
+        """Append a turn to the newest row, or to a new row if the prompt changes earlier tokens."""
         self.num_untracked_tokens += completion.num_untracked_tokens
         prompt = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or prompt[: len(row.token_ids)] != row.token_ids:
-            row = GrowingRow()  # the first row, or a fork because the prompt rewrites history
+            row = GrowingRow()  # the first row, or a fork
             self._rows.append(row)
         row.extend(prompt[len(row.token_ids) :])
-        row.sampled(
+        row.extend_sampled(
             completion.token_ids,
             self._num_turns,
             rollout_logprobs=completion.logprobs,
@@ -78,8 +78,8 @@ class RowBuilder:
         self._num_turns += 1
 
     async def add_hint(self, prompt: object) -> None:
-        """Store the hinted tokens of a prompt that began a row, if the reference sees hints."""
-        row = self._rows[-1]  # before the await: a concurrent turn may begin another row
+        """If `prompt` began the newest row and hints are used, store its version with the hint."""
+        row = self._rows[-1]  # read before the await, because a concurrent turn may add a row
         if self._hints is not None and row.hinted_prompt is None:
             row.hinted_prompt = await self._hints(prompt)
 

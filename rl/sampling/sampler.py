@@ -17,7 +17,7 @@ _NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySampler:
-    """The sampling options of the policy in training; conf/sampler/async.yaml explains them."""
+    """The options of sampling from vLLM. conf/sampler/async.yaml explains each option."""
 
     uses_vllm: ClassVar[bool] = True
     max_staleness: NonNegativeInt
@@ -40,10 +40,10 @@ class PolicySampler:
     def __post_init__(self) -> None:
         checked_stops(self.stop, "sampler.stop")
 
-    def changed(self) -> dict[str, Any]:
-        """Return the temperature and the parameters that differ from their neutral value.
+    def non_default_parameters(self) -> dict[str, Any]:
+        """Return the temperature and the parameters that are not at their neutral value.
 
-        A server that supports only the OpenAI API rejects the other parameters.
+        Parameters at their neutral value are not sent, because OpenAI's API rejects some names.
         """
         values = {name: getattr(self, name) for name in _NEUTRAL}
         changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
@@ -61,20 +61,19 @@ class PolicySampler:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # The stop text may contain special tokens, so vLLM must decode them. Without a stop
-            # text vLLM decodes nothing.
+            # A stop text may contain special tokens, and vLLM finds them only if it decodes them.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
 
 
 @dataclass
 class RequestSeeds:
-    """The seeds of one attempt at a rollout, one per turn, so that a run can be repeated.
+    """The seeds of the requests of one rollout: one seed per turn, so that a run can be repeated.
 
         run seed, group index, rollout, attempt, turn ---> seed (completion j: seed + j)
 
-    A seed does not depend on time or on the order of requests. A copy (`replace`) starts at the
-    first turn. Equal seeds repeat a run only if the server repeats the logits (conf/sampler).
+    A seed does not depend on time or on the order of requests. `replace` returns a copy that starts
+    at the first turn. A run is repeated only if vLLM also computes equal logits (conf/sampler).
 
     Attributes:
         seed: seed of the run; None: requests have no seed (`sampler.seeded`).
@@ -92,5 +91,5 @@ class RequestSeeds:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
         self._turns += 1
-        # 56 bits, because vLLM accepts 63 bits and completion j of a request adds j.
+        # 7 bytes = 56 bits: vLLM accepts 63 bits, and completion j of a request gets seed + j.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

@@ -1,7 +1,7 @@
-"""Sampler that reads conversations from files, for supervised training on a teacher's text.
+"""Sampler that reads conversations from files, for supervised training on a teacher's answers.
 
 Each line of a file is a JSON object with `messages`, for example a line of a run's rollout files.
-Rewards in the files select the teacher's best answers (`sampler.min_reward`):
+`sampler.min_reward` selects the lines with a high `reward`:
 
     python train.py loss=sft sampler=transcripts sampler.path="outputs/teacher/rollouts/*.jsonl"
 """
@@ -17,18 +17,18 @@ from random import Random
 from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
-from rl.sampling.demonstrations import Imitator
+from rl.sampling.demonstrations import ImitationSampler
 
 _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranscriptSampler(Imitator):
+class TranscriptSampler(ImitationSampler):
     """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files.
 
     Attributes:
         path: a file or a glob pattern of JSON lines with `messages` (OpenAI format).
-        min_reward: lines with a lower or no `reward` are ignored; None: use all lines.
+        min_reward: ignore lines whose `reward` is lower or missing; None: use all lines.
     """
 
     path: str
@@ -37,16 +37,15 @@ class TranscriptSampler(Imitator):
     def __post_init__(self) -> None:
         if not read_conversations(self.path, self.min_reward):
             raise ValueError(
-                f"sampler.path={self.path}: no line of these files is a conversation that ends "
-                f"with an assistant message and has a reward >= sampler.min_reward="
-                f"{self.min_reward}: check the pattern, or lower sampler.min_reward"
+                f"sampler.path={self.path}: no line of these files ends with an assistant message "
+                f"and has a reward of at least sampler.min_reward={self.min_reward}: correct "
+                "sampler.path, or lower sampler.min_reward (null: use all lines)"
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations with replacement, preferably of this environment."""
-        # The constructor has already filled the cache of this function.
-        known = read_conversations(self.path, self.min_reward)
-        # Conversations of other environments are only a fallback, because their prompts differ.
+        """Yield random conversations, with replacement, of this environment if there are any."""
+        known = read_conversations(self.path, self.min_reward)  # cached by the constructor
+        # If no line names this environment, all lines are used, although their prompts differ.
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
@@ -56,10 +55,10 @@ class TranscriptSampler(Imitator):
 
 @cache
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return (environment or "", messages) of each line, with the files sorted by name.
+    """Return (environment or "", messages) of each line. Files are read in the order of names.
 
-    If the last turn was cut off, its message gets `cut_off`, because the turn has no stop token. A
-    conversation that was cut off in a thought or a tool call is left out, because no chat format
+    If the last turn was cut off, its message gets `cut_off`, so that no stop token is trained. A
+    conversation that was cut off inside thinking or a tool call is left out, because no chat format
     can render it.
 
     Raises:
@@ -67,7 +66,7 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # str.splitlines would also split at U+2028, which a JSON text may contain.
+        # Not splitlines(), which also splits at U+2028. A JSON string may contain U+2028.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue
@@ -76,7 +75,7 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 messages, reward = record["messages"], record.get("reward")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
-                    f"{name}, line {number}: no JSON object with `messages` ({error!r})"
+                    f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
             env = str(record.get("env") or "")
             good = min_reward is None or (reward is not None and reward >= min_reward)
@@ -90,5 +89,5 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
 
 
 def _ends_in_text(message: Message) -> bool:
-    """Return whether the message ends in plain text, not in a thought or a tool call."""
+    """Return whether the message ends in plain text, not in thinking or a tool call."""
     return bool(message.get("content")) and not message.get("tool_calls")

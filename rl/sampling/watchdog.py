@@ -1,9 +1,9 @@
 """Reports the line of user code that blocks the event loop.
 
-An `async def` of an environment that blocks (time.sleep, requests, a long computation) stops every
-rollout, and no task of the loop can interrupt it. A thread therefore schedules a callback in the
-loop. If the callback does not run in time, the thread reports the current line. The run continues
-when that line returns.
+If an environment's `async def` blocks (time.sleep, requests, a long computation), all rollouts
+stop. Tasks of the event loop cannot detect this, so a thread schedules a callback in the loop. If
+the callback does not run in time, the thread reports the line that the loop is executing. The run
+continues when that line returns.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _INTERVAL_S = 0.5
 
 
 class Watchdog:
-    """A context manager that reports code which blocks the current event loop."""
+    """A context manager with a thread that reports code which blocks the current event loop."""
 
     def __init__(
         self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
@@ -45,7 +45,7 @@ class Watchdog:
         self._ended.set()
 
     def pop_blocked_seconds(self) -> float:
-        """Return the seconds for which the current task blocked the loop since the last call."""
+        """Return the seconds for which the current task blocked the loop, and reset the count."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -56,7 +56,7 @@ class Watchdog:
             if self._alive:
                 self._alive, asked_at, reported_s = False, now, 0.0
                 self._loop.call_soon_threadsafe(self._note_alive)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # by default at 3, 6, 12 s
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # report at 3, 6, 12 s
                 reported_s = now - asked_at
                 self._report(reported_s)
 
@@ -67,7 +67,7 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds  # seconds for which the task has blocked the loop
+        self._blocked[task] = seconds  # how long this task has blocked the loop
         message = (
             f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
             "write a plain `def` function, which runs in a thread, or await non-blocking code"

@@ -1,1 +1,1 @@
-"""The supervisor process: it prepares a run, starts the run's processes and watches them."""
+"""Package of the supervisor, which prepares a run, starts its processes and watches them."""

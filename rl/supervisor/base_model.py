@@ -1,4 +1,4 @@
-"""The base model of a run, which a resumed run must find unchanged, and its reference models."""
+"""Finds or builds the base model of a run, checks it at a resume, downloads reference models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +13,9 @@ from rl.runtime.folder import RunFolder
 
 
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
-    """Return the local folder of the base model; a resumed run uses the model of its first start.
+    """Return the local folder of the base model. A resumed run uses the model of its first start.
 
-    A newer commit on the hub or a newer warm start would not match the trained weights.
+    Its checkpoints do not fit another model, such as a newer commit on the hub.
 
     Args:
         run_folder: folder of the run.
@@ -32,8 +32,8 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"{run_folder} started from {before}, and {model} has changed since: "
-                "the trained weights fit only the old model. Restore this model, or start a new run"
+                f"{run_folder} started from {before}, but {model} is another model, to which its "
+                "checkpoints do not fit: restore the old model, or set a new run_name"
             ]
         )
     return model
@@ -48,14 +48,14 @@ def make_cache(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(
             [
-                f"warm starts are kept in {folder}, which cannot be written ({error.strerror}): "
+                f"the cache of warm starts, {folder}, is not writable ({error.strerror}): "
                 "set the environment variable OFFBYONE_CACHE to a writable folder"
             ]
         ) from error
 
 
 def fetch_references(run: Run) -> None:
-    """Download the reference models from the Hugging Face Hub; ConfigError if that fails."""
+    """Download the reference models from the Hugging Face Hub. Raise ConfigError if this fails."""
     if needs_reference(run.plain()):
         with as_config_error():
             for _, node in nodes(run.reference):

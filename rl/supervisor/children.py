@@ -1,12 +1,11 @@
 """Start the child processes of one run and watch them until the trainer has finished.
 
-The supervisor starts the ranks itself, without torchrun's agent. This saves a process and an import
-of torch. Each rank has its own log. Ranks of one host need no port, because they connect by a file.
+The supervisor starts the ranks itself instead of torchrun, which would be one more process that
+imports torch. Each rank has its own log. Ranks of one host connect through a file, without a port.
 """
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -18,7 +17,7 @@ from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.replica import Replica
 from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
-from rl.runtime.child import Reaper, ending, last_lines
+from rl.runtime.child import Reaper, ending, last_lines, python_module
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
@@ -29,9 +28,9 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_TIMEOUT_S = 5.0  # seconds until the loss of a host is detected, at most
+_LOSS_TIMEOUT_S = 5.0  # a rank may fail this long before the loss of another host is detected
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
-_KERNELS_KEPT = "64"  # kernels per oneDNN cache, enough for a micro-batch
+_KERNELS_KEPT = "64"  # size of oneDNN's kernel caches: enough for the kernels of a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -48,24 +47,24 @@ class Children:
         self._begun = False
 
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Start vLLM, let `complete` finish config.yaml, then start the other processes."""
+        """Start vLLM, call `complete`, which completes config.yaml, then start the others."""
         folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
         complete()
         world, listening, meeting = len(self._plan.ranks), {}, {}
-        if self._run.cluster.spans_hosts:  # the ranks connect through a TCP port of rank 0
+        if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        self._start("rollouts", [sys.executable, "-m", "rl.rollouts", folder], listening)
+        self._start("rollouts", python_module("rl.rollouts", folder), listening)
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
-            command = [sys.executable, "-m", "rl.trainer", folder]
+            command = python_module("rl.trainer", folder)
             env = {**where, **_cpu_environment(place)}
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
     def _watched_replicas(self) -> Replicas:
-        """Create the vLLM servers of this run, without starting them."""
+        """Return the watcher of this run's vLLM servers, before the servers start."""
         run, folder = self._run, self._run_folder
         if run.inference.is_external:
             servers: ExternalServers = build(run.inference)()
@@ -89,7 +88,7 @@ class Children:
         )
 
     def _own_replicas(self) -> list[Replica]:
-        """Return the vLLM servers that this run starts, with the addresses that they will use."""
+        """Return the replicas that this run will start, with addresses and, for TCP, a new key."""
         inference, cluster = self._run.inference, self._run.cluster
         private, names = self._run_folder.private, inference.names
         if inference.listen == "unix" and not cluster.spans_hosts:
@@ -101,7 +100,7 @@ class Children:
         return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
 
     def _start_vllm(self, replica: Replica) -> Process | None:
-        """Start one vLLM server; return None for an external server."""
+        """Start one vLLM server. Return None for an external server, which the user starts."""
         if self._run.inference.is_external:
             return None
         number = self._run.inference.names.index(replica.name)
@@ -116,36 +115,36 @@ class Children:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
         debugger = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.no_debugger"}
         env = {**debugger, **self._run_folder.private.environment(), **env}
-        # These processes survive their first TERM, which may be a scheduler's notice.
+        # ends_on_term=False: a scheduler's TERM is a request for a checkpoint, not the end.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
 
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
-        """Return when all ranks have finished. Raise RunFailed if another process ends early.
+        """Block until all ranks have finished. Raise RunFailed if a process ends too early.
 
-        A stop request ends the run after the current step, or immediately before the first batch.
+        A stop request ends the run after the current step, or at once before the first batch.
         """
         trainers = self._trainers()
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            if stop.asked:  # check this first, because the signal may also have ended processes
+            if stop.asked:  # checked first, because the same signal may have ended processes
                 self._ask_to_stop()
-            # Ignore the stop file before the first batch, because no step can be saved yet.
+            # The stop file counts only after the first batch. Before it there is nothing to save.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_reported()  # the ranks may have ended because another process failed
+                self._raise_reported()  # the ranks also end with 0 after a failure of sampling
                 return
-            if self._replicas:  # check vLLM first, because the other processes fail when vLLM does
+            if self._replicas:  # checked first, because the other processes fail after vLLM
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._all_is_saved(tick) and asked:
-                            return  # no error: a scheduler that signals all processes ends vLLM too
-                        self._raise_reported("trainer")  # report a failed save before vLLM's end
+                            return  # no error: a scheduler's signal also ended vLLM
+                        self._raise_reported("trainer")  # raises if the ranks failed to save
                     self._fail_with_log(*gone)
-            # Ranks may end one after another with status 0. Any other end comes too early.
+            # A rank may end with status 0 before the other ranks. Every other end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:
                 self._fail(early)
@@ -156,7 +155,7 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Request a checkpoint and the end of the run; interrupt the run if no batch has begun."""
+        """Request a checkpoint and the end of the run. Before the first batch, end it at once."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
@@ -164,8 +163,8 @@ class Children:
             say(STOPPING)
 
     def _first_batch_has_begun(self) -> bool:
-        """Return whether the first batch has begun, so that the trainer may have a step to save."""
-        if not self._begun:  # keep True, because the status changes after the first batch
+        """Return whether the rollouts process has ever begun a batch."""
+        if not self._begun:  # once True, always True, although the status changes
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
@@ -178,9 +177,9 @@ class Children:
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
     def _all_is_saved(self, tick: Callable[[], None]) -> bool:
-        """Let the ranks save and end, because vLLM has ended; return whether every step is saved.
+        """Request a checkpoint after vLLM's end, and wait for the ranks to end.
 
-        The result is True only if every rank has ended with status 0.
+        Return whether every rank ended with status 0 and every finished step is saved.
         """
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
@@ -198,9 +197,9 @@ class Children:
         self._fail_with_log(name, ending(status))
 
     def _raise_lost(self, seconds: float) -> None:
-        """Raise HostLost if the host of an ended rank is lost.
+        """Raise HostLost if the host of an ended rank is lost, or is found lost within `seconds`.
 
-        Wait some seconds, because ranks may fail before the loss of another host is detected.
+        The loss explains the run's end better than the error of a rank that could not reach it.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -212,23 +211,23 @@ class Children:
 
     def _fail_with_log(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)
-        # On a full disk, a process can write neither its failure report nor its log.
+        # A full disk explains the end: the process could write neither an error report nor a log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
-        if not log.exists():  # an external server has no log in the run folder
+        if not log.exists():  # the log of an external server is on its own machine
             raise RunFailed(f"{name} {what}")
         process = self._children.get(name)
-        end = process.tail() if process else last_lines(log)  # `tail` also reports a lost host
+        end = process.tail() if process else last_lines(log)
         raise RunFailed(f"{name} {what}. The end of {log}:\n{end}")
 
 
 def _cpu_environment(place: Place) -> dict[str, str]:
     """Return the environment variables of a rank on a CPU, or {} on a GPU.
 
-    DeepSpeed does not detect CPUs, so DS_ACCELERATOR is set. OMP_WAIT_POLICY prevents that
-    waiting threads spin: spinning makes a step up to ten times slower if another process needs a
-    core. The other variables limit oneDNN's caches of one kernel per matrix shape. Shapes vary with
-    the number of completion tokens, so large caches keep over a GiB of hardly reused kernels.
+    DeepSpeed does not detect CPUs, so DS_ACCELERATOR is set. OMP_WAIT_POLICY lets waiting threads
+    sleep. If they spin while another process needs a core, a step takes up to ten times longer. The
+    other variables limit oneDNN's caches, which hold one kernel per matrix shape. Shapes vary with
+    the number of completion tokens, so a large cache would use over a GiB for nothing.
     """
     if place.devices:
         return {}

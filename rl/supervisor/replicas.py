@@ -1,11 +1,11 @@
-"""The vLLM servers of a run: started, watched, and restarted while another server works.
+"""Starts and watches the vLLM servers of a run. If one fails while another one works, restarts it.
 
     starting ---> serving ---> gone: ended, closed its socket, silent, or a restart was requested
         ^                        |
         `---- incarnation + 1 ---'   unless no other server works, or this one ended too often
 
-A restarted server has old weights, so it receives no requests before the trainer's next push. Its
-endpoint file tells the other processes that the previous incarnation has ended.
+A restarted server has the weights of the base model, so it gets no requests before the trainer's
+next push. The new incarnation in its endpoint file tells the other processes about the restart.
 """
 
 import time
@@ -24,15 +24,15 @@ from rl.runtime.status import Status
 from rl.runtime.warning_lines import note_warning
 
 _HEALTH_EVERY_S = 5.0
-_SILENT_S = 60.0  # tolerated seconds without an answer of a server while other servers work
-_MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps is not restarted
+_SILENT_S = 60.0  # a server that does not answer for this long is restarted if another one works
+_MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps ends the run
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
 
 @dataclass(eq=False)
 class WatchedReplica:
-    """One vLLM server and its observed state."""
+    """One vLLM server and what the supervisor has observed of it."""
 
     replica: Replica
     status: Status
@@ -44,13 +44,13 @@ class WatchedReplica:
 
     @property
     def dies_too_often(self) -> bool:
-        """Whether the server ended so often in recent steps that another restart is useless."""
+        """Whether the server ended 3 times within 10 steps."""
         deaths = self.death_steps
         return len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
-    """The vLLM servers of one run, with methods that start, check and restart them."""
+    """Starts, checks and restarts the vLLM servers of one run."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Store the servers without starting them.
+        """Store the arguments. `start` starts the servers.
 
         Args:
             replicas: the vLLM servers, with their addresses.
@@ -72,7 +72,7 @@ class Replicas:
             startup_timeout: inference.startup_timeout, in seconds.
             wait_timeout: trainer.wait_timeout, in seconds.
             num_steps: function that returns the number of finished steps.
-            why_unusable: function that returns why a working server is unusable, else None.
+            why_unusable: function that returns why a server that answers is unusable, else None.
         """
         self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
@@ -99,10 +99,10 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart ended servers; return a server's name and error if the run must end instead."""
+        """Restart servers that are gone. Return (name, cause) if the run must end instead."""
         seen = [(one, self._cause_of_end(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
-        # Decide before any restart, because a restart takes seconds and the ranks wait for vLLM.
+        # Computed before any restart, because `_restart` sets `ready` to False.
         another_serves = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
             one.death_steps.append(self._num_steps())
@@ -133,21 +133,21 @@ class Replicas:
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
-        """Return why a server counts as ended, None if it does not. Send it health checks."""
+        """Return why a server must be restarted, None if it works. Check its health every 5 s."""
         if one.child is not None and one.child.returncode is not None:
-            # The engine may survive its server and keep the socket open, so a push would hang.
+            # vLLM's engine process may survive and keep the socket open, so that a push would hang.
             with suppress(HostLost):
                 one.child.kill()
             return ending(one.child.returncode)
         asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
-            return f"was given up: {asked}"
+            return f"is unusable: {asked}"
         now = time.monotonic()
         if one.ready and now - one.answered_at < _HEALTH_EVERY_S:
             return None
         if healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # A restarted server may not have all routes yet, so check again later.
+                # A server that was just restarted may not have all routes yet.
                 again = one.replica.incarnation > 0 and now - one.started < _SILENT_S
                 return None if again else problem
             one.ready, one.answered_at = True, now
@@ -155,11 +155,11 @@ class Replicas:
         elif not one.ready:
             return self._startup_failure(one) if now - one.started > self._startup_timeout else None
         elif refuses_connections(one.replica):
-            # The engine has died, but its server would wait forever for open requests, so kill it.
+            # vLLM's engine has died. Its server process would wait forever for open requests.
             if one.child is None:
                 return "accepts no connections any more"
             with suppress(HostLost):
-                one.child.kill()  # the next call of `check_and_restart` detects the end
+                one.child.kill()  # the next call of `check_and_restart` sees that it has ended
         elif now - one.answered_at > self._tolerated_silence(one):
             return "has stopped answering"
         return None
@@ -167,7 +167,7 @@ class Replicas:
     def _startup_failure(self, one: WatchedReplica) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
         if one.child is not None:
-            return f"did not answer within {limit}"
+            return f"did not answer within {limit}: raise inference.startup_timeout if it is slow"
         return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:

@@ -1,4 +1,4 @@
-"""Turn a composed configuration into a run with all derived values, before anything starts.
+"""Computes all derived values of a run (devices, counts, memory) before any process starts.
 
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
@@ -24,16 +24,16 @@ from rl.runtime.devices import Host, this_host
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run, the devices and threads of its processes, and its machines."""
+    """A run with all derived values, and the plan of its processes."""
 
-    run: Run  # contains the numbers of GPUs, ranks and replicas
-    plan: Plan
-    machines: Sequence[Host]  # cluster=ray: one machine with the resources to reserve
+    run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
+    plan: Plan  # devices and threads of each process
+    machines: Sequence[Host]  # with cluster=ray: one imaginary machine with all reserved resources
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return the run with vLLM's share of the memory, and a page that describes the plan.
+        """Return this with vLLM's share of the memory filled in, and a text about the plan.
 
-        Raise ConfigError if the run needs more memory than the machines have.
+        `sizes`: sizes of the model; None: unknown. Raise ConfigError if the memory is too small.
         """
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
@@ -47,10 +47,10 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
     Args:
         config: the composed configuration.
-        machines: machines to plan for; None: this machine.
+        machines: machines on which the run will start; None: this machine.
 
     Raises:
-        ConfigError: the configuration is wrong, or the processes do not fit the devices.
+        ConfigError: the configuration is wrong, or the processes need more devices than there are.
     """
     check(config)
     with as_config_error():
@@ -58,7 +58,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 
 def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
-    """Assign devices to the processes of a checked run. Raise ConfigError if they do not fit."""
+    """Assign devices to the processes of a checked run. Raise ConfigError if there are too few."""
     if run.trainer.debug:
         run = run.changed({"trainer.ranks": 1})
     if run.cluster.spans_hosts:
@@ -70,12 +70,12 @@ def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts are reserved later. A number that is null in the config becomes 1."""
+    """Plan a run whose hosts Ray reserves later. `null` as the number of replicas or ranks is 1."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
     if machines:
-        return replace(placement(counted, machines), idle=()), machines  # do not report unused GPUs
+        return replace(placement(counted, machines), idle=()), machines  # no report of unused GPUs
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)
@@ -89,7 +89,7 @@ def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, 
 
 
 def on_hosts(plan: Plan, hosts: Hosts) -> Plan:
-    """Return the plan with the devices of the reserved hosts."""
+    """Return the plan with the devices that the hosts have reserved for the run."""
     if all(host is hosts.here for host in (*hosts.replicas, *hosts.ranks)):
         return plan
     inference = tuple(

@@ -32,6 +32,7 @@ from rl.dry_call.child import DryCall
 from rl.model.folder import check_trainable, fingerprint
 from rl.model.shape import shape_of
 from rl.runtime.child import Reaper
+from rl.runtime.code_copies import changed_code, copy_code
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import write_whole
@@ -43,7 +44,6 @@ from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_d
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
-from rl.runtime.user_code import changed_code, copy_code
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
@@ -65,7 +65,7 @@ def supervise(
     command: Sequence[str],
     compose: Compose,
 ) -> float | None:
-    """Supervise a whole run and return the mean reward of its last ten steps, None without rewards.
+    """Supervise a run from start to end. Return the mean reward of its last ten steps, if any.
 
     Args:
         config: the composed configuration.
@@ -74,27 +74,27 @@ def supervise(
         compose: function that composes another configuration of conf/ without these overrides.
 
     Raises:
-        ConfigError: the configuration cannot work; no step was done, and no process remains.
+        ConfigError: the configuration cannot work. No step was done.
         FolderUnusable: another process uses the run's folder, or the folder cannot be written.
-        RunFailed: the run ended early; the message is for the user.
-        OutOfTime: max_time is over; the run has saved a checkpoint and ended.
+        RunFailed: the run ended early because of an error.
+        OutOfTime: max_time is over. The run has saved a checkpoint and ended.
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # check first, because `resolve` only reports that a run exists
+    ensure_free(run_folder)  # says that another process uses the folder; `resolve` would say less
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # constructors check more than types and ranges
+    construct(run, CONSTRUCTED)  # constructors check what types and ranges cannot express
     if run.resume and _is_complete(run, run_folder):
         return _complete_result(run, run_folder)
     lock = locked(run_folder, undone_by=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder since `resolve`.
+        # Checked again under the lock, because another run may have written the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # Delete the files of an earlier start without steps. All other files belong to the user.
+        # Delete what an earlier start that did no step has left in the folder.
         if run_folder.overrides.is_file() and not run_folder.has_steps():
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -113,7 +113,7 @@ def supervise(
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
-            if stop.number:  # Stopped ends the whole sweep, RunFailed only this job
+            if stop.number:  # Stopped ends the whole sweep, RunFailed ends only this job
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
@@ -131,8 +131,8 @@ def _is_complete(run: Run, run_folder: RunFolder) -> bool:
 
 
 def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
-    """Print the summary of an already complete run, and return its mean reward."""
-    # A start that was killed after the last step may have left its sockets and keys.
+    """Print the summary of a run that is already complete, and return its mean reward."""
+    # Delete sockets and keys that remain if the run was killed after its last step.
     with locked(run_folder):
         run_folder.private.clear()
     num_saved = run_folder.num_saved_steps()
@@ -143,7 +143,7 @@ def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary of an ended run and return its mean reward; raise if it ended early."""
+    """Print the summary, return the mean reward. Raise Stopped or OutOfTime if it ended early."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = progress_of(trainer.doing) if trainer else ""
@@ -153,14 +153,14 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
-        raise Stopped(stop.number)  # Stopped ends the whole sweep, OutOfTime only this job
+        raise Stopped(stop.number)  # ends the whole sweep; OutOfTime ends only this job
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
     return _mean_reward(run_folder)
 
 
 def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps, which a sweep maximises."""
+    """Return the mean reward of the last ten steps. A sweep with an optimiser maximises it."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
@@ -173,21 +173,21 @@ def reporting_full_disk() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        raise RunFailed(f"{error}: free disk space there first") from error
+        raise RunFailed(f"{error}: free space on this disk, then start again") from error
 
 
 def _print_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
     if saved < num_steps:
         say(
-            f"continuing after {saved} steps: the {num_steps - saved} later ones are in no "
-            f"checkpoint and are repeated (their metrics: {run_folder.dropped_metrics})"
+            f"continuing after {saved} steps: {num_steps - saved} later steps are repeated, as "
+            f"no checkpoint contains them (their old metrics: {run_folder.dropped_metrics})"
         )
 
 
 @dataclass(frozen=True)
 class _Launch:
-    """The objects that start and watch the processes of a run or of its warm start."""
+    """Starts and watches the processes of a run or of its warm start."""
 
     run_folder: RunFolder
     reaper: Reaper
@@ -196,7 +196,7 @@ class _Launch:
     dry_call: DryCall
 
     def prepared(self, run: Run, compose: Compose) -> Path:
-        """Return the local folder of the base model, after its warm start if one is configured."""
+        """Return the folder of the base model. Do its warm start first if it is not cached."""
         source = build(run.model)()
         if run.model.warm_start is None:
             return _trainable_model(source, self.run_folder)
@@ -209,21 +209,21 @@ class _Launch:
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = _trainable_model(source, supervised)
-            self.dry_call.learned()  # an unusable loss is reported before a warm start of 40 s
+            self.dry_call.learned()  # raises for an unusable loss, before the warm start takes 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A signal ends the warm start immediately, because a partial warm start is useless.
+            # StopRequest(): a signal ends the warm start at once. A partial one is useless.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(placed(first), model, is_main=False)
-        if steps_done(read_metrics(supervised)) < first.max_steps:  # the warm start was cut off
-            raise RunFailed("the warm start was stopped before its end, so its model is lost")
+        if steps_done(read_metrics(supervised)) < first.max_steps:
+            raise RunFailed("the warm start was stopped and is not saved: start the run again")
         keep_result(supervised, kept)
         return kept
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
-        """Start all processes and watch them. On a signal, a warm start saves no checkpoint."""
+        """Start all processes and watch them to the end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
         resolved, page = resolved.for_model(shape_of(model))
         run, plan = resolved.run, resolved.plan
@@ -246,7 +246,7 @@ class _Launch:
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
-            # vLLM starts during the dry call. The other processes need the results of the dry call.
+            # vLLM starts while the dry call runs. The other processes need the dry call's results.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             # In the foreground, a live picture would draw over the debugger, so print lines.
@@ -281,7 +281,7 @@ def _check_chat_format(run: Run, model: Path) -> None:
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:
-    """Build or download the model and return its folder. Raise ConfigError if this fails."""
+    """Build or download the model and return its folder. Raise ConfigError if it is unusable."""
     with as_config_error():
         model = source.prepare(run_folder.built_model)
         check_trainable(model)

@@ -1,7 +1,7 @@
-"""max_time: the run ends itself early enough to save a checkpoint.
+"""Implements max_time: requests the end of a run early enough that it can save a checkpoint.
 
 The remaining time must suffice for one step, one checkpoint and the end of all processes. The
-estimate uses the slowest recent step and the slowest checkpoint, plus 25 %.
+estimate is the slowest recent step plus the slowest checkpoint, plus 25 %.
 """
 
 import time
@@ -15,17 +15,17 @@ from rl.runtime.stop_request import StopRequest
 
 _RECENT_STEPS = 20  # number of steps in the estimate; older steps may include compilation
 _MARGIN = 1.25
-_ENDING_S = 5.0  # seconds until every process has noticed the stop and ended
-_CHECKPOINT_S = 30.0  # assumed seconds for a checkpoint before the first is saved
-_NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint wrote no checkpoint
+_ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
+_CHECKPOINT_S = 30.0  # assumed seconds of a checkpoint, until the first one is measured
+_NO_CHECKPOINT_S = 0.01  # if all values of time/checkpoint are smaller, none was saved
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
 class TimeLimit:
-    """A timer that requests the end of a run shortly before max_time; None means no limit."""
+    """A timer that requests the end of a run shortly before max_time."""
 
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
-        """Start the timer. `max_time` is a duration: seconds, or a text such as 3h30m."""
+        """Start the timer. `max_time`: seconds, or a text such as 3h30m; None: no limit."""
         self.is_over, self._max_time = False, max_time
         self._began, self._last_check = time.time(), float("-inf")
         self._seconds = float("inf") if max_time is None else seconds_of(max_time)
@@ -33,7 +33,7 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request the run's end when little time is left. Raise RunFailed if no step was done."""
+        """Request the end of the run if little time is left. Raise RunFailed if it has no step."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
@@ -44,13 +44,13 @@ class TimeLimit:
             self.is_over = stop.asked = True
         elif not self._rows and left < 0:
             raise RunFailed(
-                f"max_time={self._max_time} was over before the end of the first step, so nothing "
-                "could be saved: raise max_time"
+                f"max_time={self._max_time} was over before the first step was done, so nothing is "
+                "saved: raise max_time"
             )
 
 
 def seconds_to_save(rows: Sequence[Row]) -> float:
-    """Estimate the seconds for a step, a checkpoint and the end of all processes from metrics."""
+    """Return the estimated seconds for one step, one checkpoint and the end of all processes."""
     step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
     known = checkpoint if checkpoint > _NO_CHECKPOINT_S else _CHECKPOINT_S

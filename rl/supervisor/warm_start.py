@@ -1,7 +1,7 @@
 """Warm starts: supervised steps on an environment's demonstrations, done once and cached.
 
-The warm start is an ordinary run (conf/warm_start.yaml), so supervised fine-tuning needs no second
-program. The name of the cache folder is a hash of everything that affects the result.
+A warm start is a run of its own, with the configuration conf/warm_start.yaml. The name of its
+cache folder is a hash of everything that affects the resulting weights.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 
-# A change to any file of these packages may change the result of a warm start.
+# The cache key contains all files of these packages, because a change may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
@@ -27,7 +27,7 @@ _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The options of a warm start: steps, batch size, learning rate, share of wrong answers."""
+    """The options of model.warm_start. corruption_rate is the share of wrong demonstrations."""
 
     steps: PositiveInt
     batch_size: PositiveInt
@@ -54,7 +54,7 @@ def warm_start_key(
     content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
-    # Skip files of rl that are not in _PACKAGES, because they change no weight.
+    # Other files of rl/ are left out, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
     content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
@@ -70,7 +70,7 @@ def _without(node: Any, *keys: str) -> Any:
 
 
 def _file_hash(value: Any) -> str:
-    """Return the hash of the file whose path is `value`, "" if `value` is not such a path."""
+    """Return the hash of the file at the path `value`; "" if `value` is not the path of a file."""
     if not isinstance(value, str) or "\n" in value or not value:
         return ""
     try:
@@ -88,13 +88,13 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 
     Args:
         run: the main run.
-        recipe: the content of conf/warm_start.yaml, composed.
+        recipe: the composed configuration conf/warm_start.yaml.
         folder: folder of the supervised run.
     """
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
     trainer = {**run.trainer.plain(), **changed}  # the run is short
-    if run.cluster.spans_hosts:  # the ranks of the main run are on other machines
+    if run.cluster.spans_hosts:  # a warm start runs on this machine, with one rank
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
         {
@@ -121,12 +121,12 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 def keep_result(run_folder: RunFolder, target: Path) -> None:
     """Move the exported model of a finished supervised run to `target` atomically."""
     (exported,) = run_folder.exports()
-    # Copy to the target's file system first, because a rename cannot cross file systems.
+    # First a copy beside the target, because a rename to another file system is not possible.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as aside:
         copy = shutil.copytree(exported, Path(aside) / "model")
         try:
             copy.rename(target)
-        except OSError:  # another run has already created this folder
+        except OSError:  # another run may have created `target` meanwhile
             if not target.is_dir():
                 raise
     shutil.rmtree(run_folder.path)

@@ -1,1 +1,1 @@
-"""The terminal output while a run trains."""
+"""Package for the terminal output of a run."""

@@ -1,4 +1,4 @@
-"""Live output: a picture that is redrawn in place on a terminal, or lines in a log file.
+"""Base class of live output: a picture that is redrawn on a terminal, or lines in a log file.
 
 The screen of a run and the progress bars are subclasses of Display.
 """
@@ -20,7 +20,7 @@ class Display:
     """A context manager that shows live output while its block runs.
 
     A subclass defines `picture` for a terminal and `lines` for any other output. The block calls
-    `update` regularly. The first error is logged and turns the display off; the block continues.
+    `update` regularly. An error in this class is logged, turns the display off, and is not raised.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -33,14 +33,14 @@ class Display:
         """Read new data. `update` calls this method before each output."""
 
     def state(self) -> object:
-        """Return the data that the picture shows. The picture is redrawn when the data change."""
+        """Return the data of the picture. `update` redraws only if the data have changed."""
 
     def picture(self, now: float) -> RenderableType:
-        """Return the picture at `now` (unix seconds)."""
+        """Return the picture for a terminal. `now` is the time in unix seconds."""
         raise NotImplementedError
 
     def lines(self, now: float, *, last: bool) -> Iterable[str]:
-        """Return the lines to print at `now` (unix seconds); `last` marks the end of the block."""
+        """Return new lines for a log file. `now`: unix seconds; `last`: whether the block ended."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -55,20 +55,20 @@ class Display:
         self._is_on = False
 
     def update(self, *, last: bool = False) -> None:
-        """Read new data and show it. This method is cheap and raises no error."""
+        """Read new data and show them. This method never raises an error."""
         if not self._is_on:
             return
         try:
             self.read()
             self._show(time.time(), last)
         except Exception as error:  # noqa: BLE001 (a closed terminal must not end the run)
-            log.warning("the screen is off after an error: %s: %s", type(error).__name__, error)
+            log.warning("the display is off after %s: %s", type(error).__name__, error)
             self._is_on = False
             with contextlib.suppress(Exception):
                 self._close()
 
     def note(self, line: str, style: str = "") -> None:
-        """Print one line, above the picture if there is a picture."""
+        """Print one line. On a terminal, the line appears above the picture."""
         if self._live:
             self.console.print(Text(line, style))
         else:
@@ -82,7 +82,7 @@ class Display:
         state = (self.state(), int(now))
         if state != self._drawn:
             self._drawn = state
-            self._live.start()  # `start` has an effect only in its first call
+            self._live.start()  # only the first call has an effect
             self._live.update(self.picture(now), refresh=True)
         if last:
             self._close()
@@ -99,5 +99,5 @@ class Display:
 
 def is_terminal(console: Console) -> bool:
     """Return whether the console is a terminal that can redraw a picture in place."""
-    # With FORCE_COLOR, rich treats any file as a terminal, so check the output file itself.
+    # isatty() is checked too, because with FORCE_COLOR rich treats any file as a terminal.
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

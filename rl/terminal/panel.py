@@ -1,6 +1,6 @@
-"""Draw the live picture of a run: progress, reward, metrics, times and process statuses.
+"""Draws the live panel of a run: progress, reward, metrics, times and process statuses.
 
-These functions only draw: they convert a RunView to objects that rich can print.
+The functions convert a RunView to objects that the library rich prints.
 """
 
 import time
@@ -17,12 +17,12 @@ from rich.text import Text
 from rl.runtime.metrics import Row, time_split, total_seconds
 from rl.runtime.status import ProcessStatus
 
-WINDOW = 20  # number of recent steps in the averages and in the estimated time
-SLOW_S = 30.0  # seconds after which a phase is highlighted
+WINDOW = 20  # the times per step and the remaining time are means over this many last steps
+SLOW_S = 30.0  # the panel highlights a process that has waited longer than this
 NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
-PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # order of the processes on the screen
-LABEL, VALUE = 13, 9  # character widths of the label and number columns
-STATISTICS = (  # (label, metric, format) of each number; the screen shows three per line
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # name of a process -> its position
+LABEL, VALUE = 13, 9  # widths, in characters, of the columns with labels and with numbers
+STATISTICS = (  # (label, metric, number format); the panel shows three per line
     ("loss", "train/loss", ""),
     ("entropy", "train/entropy", ""),
     ("grad norm", "train/grad_norm", ""),
@@ -36,7 +36,7 @@ STATISTICS = (  # (label, metric, format) of each number; the screen shows three
     ("at most", "staleness/max", ".0f"),
     ("mismatch", "mismatch/mean_abs", ".5f"),
 )
-ALARMS = {  # metrics that should be zero -> warning if they are not zero
+ALARMS = {  # metric -> warning that the panel shows if the metric is not 0
     "train/skipped": "step skipped: loss or gradient not finite",
     "train/nonfinite_steps": "{:.0f} steps skipped: gradient not finite",
     "rollout/errors": "{:.1%} of rollouts failed",
@@ -45,21 +45,21 @@ ALARMS = {  # metrics that should be zero -> warning if they are not zero
 
 @dataclass
 class RunView:
-    """The data of the screen: every reward of a run, and the last WINDOW lines of metrics."""
+    """The data of the panel: all rewards of a run, and the last WINDOW lines of its metrics."""
 
     run_name: str
     max_steps: int
     started: float = field(default_factory=time.time)  # unix seconds when the screen opened
     done: int = 0  # number of finished optimizer steps
-    rows: list[Row] = field(default_factory=list)  # the last lines of metrics, oldest first
+    rows: list[Row] = field(default_factory=list)  # the last lines of metrics.jsonl, oldest first
     rewards: dict[int, float] = field(default_factory=dict)  # mean reward by step
     statuses: dict[str, ProcessStatus] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add a line of metrics. If its step is repeated, first remove all lines from this step on.
+        """Add a line of metrics. A resumed run may repeat a step: first drop lines from it on.
 
-        Each line inherits the results of the latest evaluation. If the last evaluation has its own
-        line, that line is merged into the line of the last step.
+        A line without an evaluation gets the results of the latest evaluation. The evaluation after
+        the last step has a line of its own, which is merged into the line of the last step.
         """
         last = self.rows[-1] if self.rows else {}
         if row["step"] == self.max_steps and last:
@@ -78,16 +78,16 @@ class RunView:
         return times(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate the remaining seconds from recent steps; None if no step is done or left."""
+        """Return the estimated remaining seconds; None before the first and after the last step."""
         if not self.rows or self.done >= self.max_steps:
             return None
         left = (self.max_steps - self.done) * total_seconds(self.rows) / len(self.rows)
-        # Subtract the time since the last step, so that the estimate counts down.
+        # Subtract the time since the last step, so that the estimate shrinks between steps.
         return left - (now - (self.rows[-1].get("time") or now))
 
 
 def live_panel(view: RunView, now: float) -> RenderableType:
-    """Return the whole picture of a run at `now` (unix seconds)."""
+    """Return the whole panel of a run. `now` is the time in unix seconds."""
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
@@ -111,7 +111,7 @@ def heading(title: str, times: str, done: int, total: int, count: str) -> Render
 
 
 def reward_chart(view: RunView) -> RenderableType:
-    """Return the last, recent, best and evaluated reward, and a chart of all rewards."""
+    """Return the reward of the last step, of the last 10 steps, the best one, and a chart."""
     rewards = list(view.rewards.values())
     last, evaluated = rewards[-10:], view.rows[-1].get("eval/reward")
     labels = f"reward\nlast {len(last) or 10}\nbest"
@@ -124,7 +124,7 @@ def reward_chart(view: RunView) -> RenderableType:
 
 
 def statistics(row: Row) -> RenderableType:
-    """Return the last step's metrics in three columns, followed by warnings if there are any."""
+    """Return the metrics of the last step in three columns, and the warnings of ALARMS."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(width=LABEL, style="dim", no_wrap=True)
@@ -138,14 +138,14 @@ def statistics(row: Row) -> RenderableType:
 
 
 def times_per_step(rows: list[Row]) -> RenderableType:
-    """Return a line with the mean seconds per step and the share of each activity."""
+    """Return a line with the mean seconds per step and the share of each stage (time/...)."""
     seconds = Text(f"{sum(time_split(rows).values()):.2f} s")
     shares = Text(time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
     return side_by_side(Text("time per step"), seconds, shares)
 
 
 def time_shares(rows: list[Row]) -> str:
-    """Return each activity's share of the step time as text, largest first."""
+    """Return each stage's share of the step time as text: update 60%, push 20%."""
     split = time_split(rows)
     total = sum(split.values()) or 1.0
     return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in split.items() if s)
@@ -198,7 +198,7 @@ def duration(seconds: float) -> str:
 
 
 def side_by_side(label: Text, value: Text, picture: RenderableType) -> RenderableType:
-    """Return a label, a value and a picture, in the same columns as the statistics."""
+    """Return a label, a number and a picture side by side, aligned with the statistics."""
     table = Table.grid(expand=True, padding=(0, 2, 0, 0))
     table.add_column(width=LABEL, style="dim")
     table.add_column(width=VALUE, justify="right")
@@ -208,13 +208,13 @@ def side_by_side(label: Text, value: Text, picture: RenderableType) -> Renderabl
 
 
 class Chart:
-    """A column chart, oldest value on the left. A narrow chart averages neighbouring values."""
+    """A column chart. If there are more values than columns, neighbouring values are averaged."""
 
     def __init__(self, values: list[float], rows: int) -> None:
         self.values, self.rows = values, rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = -(-len(self.values) // options.max_width) or 1  # values averaged by a column
+        size = -(-len(self.values) // options.max_width) or 1  # number of values per column
         means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
         low, high = min(means, default=0.0), max(means, default=0.0)
         scale = (8 * self.rows - 1) / ((high - low) or 1.0)

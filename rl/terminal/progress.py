@@ -1,4 +1,4 @@
-"""The progress of a task with a known number of items: a bar, or ten lines in a log file."""
+"""A progress bar for a known number of items. In a log file, ten lines show the progress."""
 
 import time
 
@@ -7,21 +7,21 @@ from rich.console import Console, RenderableType
 from rl.terminal.display import Display
 from rl.terminal.panel import heading, times
 
-_LINES = 10  # number of progress lines in a log file
+_LINES = 10  # a log file gets one line per tenth of the items
 
 
 class Progress(Display):
-    """A display of how many of `total` items are done, with a short text, while its block runs."""
+    """A display of how many of `total` items are done, with a text above the bar."""
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
-        """`things` is a plural noun for the items. `done` items were finished before the start."""
+        """`things`: plural noun for the items; `done`: number of items finished earlier."""
         super().__init__(console)
         self.done, self._before, self._total, self._things = done, done, total, things
         self._text, self._notes, self._started = "", list[str](), time.time()
         self._printed = self._tenths()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
-        """Add `count` finished items, replace the text above the bar, and print a note."""
+        """Add `count` finished items, replace the text above the bar, and print `note`."""
         self.done += count
         self._text = self._text if text is None else text
         self._notes += [note] if note else []
@@ -44,7 +44,7 @@ class Progress(Display):
         return heading(self._text, times(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
-        """Return a line whenever another tenth of the items is done."""
+        """Return a line if another tenth of the items is done, else nothing."""
         if self._tenths() <= self._printed:
             return []
         self._printed = self._tenths()

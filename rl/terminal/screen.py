@@ -1,7 +1,7 @@
-"""The screen of a run, and the summary at the end of the run.
+"""The screen of a run, and the summary that the supervisor prints at the end.
 
-The supervisor calls `Screen.update()` about four times per second. Each call reads the new content
-of the files that the other processes write to the run folder.
+The supervisor calls `Screen.update()` about four times per second. Each call reads new metrics,
+statuses and warnings from files of the run folder, which the other processes write.
 """
 
 import time
@@ -29,9 +29,9 @@ from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
 
-FIRST_STEPS = 5  # number of first step lines, which have no minimum interval
-LINE_INTERVAL_S = 2.0  # minimum seconds between two later step lines
-STEP_LINE = (  # (label, metric, format, width) of each number in a step line
+FIRST_STEPS = 5  # a log file gets a line for each of the first steps ...
+LINE_INTERVAL_S = 2.0  # ... and later at most one step line per 2 seconds
+STEP_LINE = (  # (label, metric, number format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),
     ("grad norm", "train/grad_norm", "", 8),
@@ -54,13 +54,13 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Read no file yet.
+        """Create the display. Files are first read by `update`.
 
         Args:
             folder: folder of the run.
             max_steps: number of steps of the run.
-            console: the console to print to; None means standard output.
-            num_saved: steps in the checkpoint of a resumed run, which repeats all later steps.
+            console: the console to print to; None: standard output.
+            num_saved: steps in the checkpoint that the run resumes. Later lines are not shown.
         """
         super().__init__(console)
         self.folder = folder
@@ -79,7 +79,7 @@ class Screen(Display):
             self.note(line, "yellow")
 
     def state(self) -> object:
-        """Return the data that the panel shows."""
+        """Return the data whose change redraws the panel."""
         return self.view.done, self.view.statuses
 
     def picture(self, now: float) -> RenderableType:
@@ -92,7 +92,7 @@ class Screen(Display):
 
 
 class StepLog:
-    """The lines of a log file: the phases of each process before the first step, then the steps."""
+    """Lines for output that is not a terminal: process phases until step 1, then the steps."""
 
     def __init__(self) -> None:
         self._row: Row | None = None  # the newest line of metrics that was printed
@@ -114,7 +114,7 @@ class StepLog:
     def _phase_lines(self, view: RunView) -> list[str]:
         lines = []
         for process, status in view.statuses.items():
-            # Show only rank 0, because all ranks have the same phases.
+            # Only rank 0 is shown, because all ranks pass through the same phases.
             is_shown = ".rank" not in process or process.endswith(".rank0")
             if is_shown and (process, status.phase) not in self._phases:
                 self._phases.add((process, status.phase))
@@ -128,7 +128,7 @@ def has_new_step(view: RunView) -> bool:
 
 
 def step_line(view: RunView, now: float) -> str:
-    """Return a line about the newest step, without metrics that the run does not record."""
+    """Return a line about the newest step. Metrics that the run does not record are left out."""
     row, width = view.rows[-1], len(str(view.max_steps))
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
     for label, name, spec, size in STEP_LINE:
@@ -138,7 +138,7 @@ def step_line(view: RunView, now: float) -> str:
 
 
 def first_and_last(rewards: Sequence[float]) -> str:
-    """Return the mean rewards of the first steps and of the last steps as text."""
+    """Return the mean reward of the first steps and of the last steps as text."""
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"
@@ -149,7 +149,7 @@ def first_and_last(rewards: Sequence[float]) -> str:
 
 
 def final_summary(folder: RunFolder) -> str:
-    """Return a summary: results, files, model, and the command that resumes an unfinished run."""
+    """Return a text with results, files, model, and the command that resumes an unfinished run."""
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
     steps = steps_done(rows)

@@ -285,29 +285,32 @@ def reward(name: str, **options) -> dict:
     ("changes", "message"),
     [
         ({"rewards": {}}, "rewards is empty"),
-        ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: use exact or found or"),
+        ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: choose from exact, found"),
         ({"max_turns": 1}, "max_turns=1 with 3 tools"),
         (
             {"tools": [], "shared": {}, "rewards": {"calls": reward("calls")}, **ALONE},
             "max_turns=4 with no tools",
         ),
-        ({"shared": {"index": 1, "counter": 2, "indx": 3}}, r"shared names \['indx'\], which no"),
-        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, r"shared names \['episode'\]"),
+        (
+            {"shared": {"index": 1, "counter": 2, "indx": 3}},
+            r"shared contains \['indx'\], which no",
+        ),
+        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, r"shared contains \['episode'\]"),
         (
             {"rewards": {"more": reward("needs_more"), "noted": reward("noted")}},
-            r"rewards.more takes 'other', which is neither the episode nor shared \(index, count",
+            r"rewards.more has the parameter 'other', which is neither `episode` nor",
         ),
         ({"tools": [reward("untyped")]}, "untyped has a parameter 'x' without"),
-        ({"tools": [reward("count")] * 2}, "two tools have the same name"),
+        ({"tools": [reward("count")] * 2}, "rename one of these tools"),
         ({"tools": [reward("Near", wanted=1)]}, "tools: Near is a class"),
         (
             {"bindings": {"lost.index": "index"}},
-            "bindings names lost.index, which is no parameter of a tool or a reward: there are "
+            "bindings.lost.index is not a parameter of a tool or a reward: choose from "
             "search.query, ",
         ),
         (
             {"bindings": {"noted.notes": "pads"}},
-            r"bindings.noted.notes=pads, but there is no such object: shared and per_episode have "
+            r"bindings.noted.notes=pads, but this object does not exist: .* "
             "index, counter, dictionary, begun, notes",
         ),
         (
@@ -316,21 +319,21 @@ def reward(name: str, **options) -> dict:
         ),
         (
             {"shared": {"index": 1, "counter": 2, "dictionary": 3}},
-            "env and toolsets.words both have an object 'dictionary': rename one, and say in bind",
+            "env and toolsets.words both have an object 'dictionary': rename one of",
         ),
         (
             {"per_episode": {"begun": 1, "dictionary": 3}},
             "env and toolsets.words both have an object 'dictionary'",
         ),
         ({"rewards": {"one": {"fn": reward("calls")}}}, "rewards.one has fn: give it a _target_,"),
-        ({"rewards": {"one": {}}}, "rewards.one has nothing: give it a _target_, or fn"),
+        ({"rewards": {"one": {}}}, "rewards.one has nothing: give it a _target_, or both"),
         (
             {"rewards": {"one": {"fn": reward("calls"), "weight": "much"}}},
-            "rewards.one.weight=much: a number",
+            "rewards.one.weight=much: set it to a number",
         ),
         (
             {"reward_weights": {"noted": 1.0}},
-            "reward_weights.noted and rewards.noted.weight: give it one weight",
+            "reward_weights.noted and rewards.noted.weight are both set: remove one",
         ),
     ],
 )

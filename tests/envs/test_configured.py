@@ -85,8 +85,8 @@ def test_a_mixture_without_a_system_prompt_does_not_configure_one():
     [
         ({"system_prompt": "none.txt"}, "system_prompt=none.txt: cannot be read .FileNotFound"),
         ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
-        ({"tool_timeout": 0.0}, "tool_timeout=0: more than 0 seconds"),
-        ({"max_turns": 3}, "max_turns=3, but nothing in Alone answers a turn"),
+        ({"tool_timeout": 0.0}, "tool_timeout=0: set it to more than 0 seconds"),
+        ({"max_turns": 3}, "max_turns=3, but Alone has no tools and no reply"),
     ],
 )
 def test_an_impossible_value_is_refused_with_one_sentence(options, sentence):
@@ -126,12 +126,15 @@ def test_an_environment_of_a_mixture_can_have_its_own_limits():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"temperature": 0.5}, "x.temperature: an environment may have its own max_tokens, stop, "),
+        (
+            {"temperature": 0.5},
+            "x.temperature: one environment may have its own max_tokens, stop, ",
+        ),
         ({"max_tokens": 0}, "x.max_tokens=0: a whole number, at least 1"),
         ({"max_tokens": 1.5}, "x.max_tokens=1.5: a whole number"),
         ({"rollout_timeout": True}, "x.rollout_timeout=True: a number above 0"),
-        ({"stop": "a"}, "x.stop=a is no list of texts"),
-        ({"stop": [""]}, "x.stop has an empty text"),
+        ({"stop": "a"}, "x.stop=a is not a list"),
+        ({"stop": [""]}, "x.stop contains an empty text"),
     ],
 )
 def test_an_option_that_environments_must_share_is_refused_with_one_sentence(given, sentence):
@@ -140,5 +143,7 @@ def test_an_option_that_environments_must_share_is_refused_with_one_sentence(giv
 
 
 def test_limits_of_an_unknown_environment_are_refused_with_one_sentence():
-    with pytest.raises(ValueError, match=r"sampling names \['worlds'\], but envs has words, sums"):
+    with pytest.raises(
+        ValueError, match=r"sampling contains \['worlds'\]: choose from words, sums"
+    ):
         make().configure(sampling={"worlds": {}})

@@ -120,7 +120,7 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
     assert (len(train), len(held_out)) == (10, 5)
     for wrong in ({"split": "validation"}, {"split": "train", "path": "no-such/data"}):
         with pytest.raises(
-            ValueError, match=r"cannot be loaded \(\w+: .* name and splits, or the "
+            ValueError, match=r"cannot be loaded \(\w+: .* name and splits, and the "
         ):
             both(Hub(**{**options, "eval_split": None, **wrong}))
 
@@ -128,7 +128,7 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)  # import then raises ImportError
     files = Files(format="csv", path="a.csv", eval_path=None, **COLUMNS)
-    with pytest.raises(ValueError, match=r"a\.csv is read .* pip install datasets"):
+    with pytest.raises(ValueError, match=r"a\.csv needs .* `pip install datasets`"):
         both(files)
     assert len(both(lines(tmp_path / "a.jsonl"))[0]) == 30
 
@@ -138,10 +138,10 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
     [
         ('{"question": "q", "solution": 1}', {}, "row 1 has no column 'answer', but 'question', "),
         ('{"question": "q", "answer": 1}\n{', {}, "line 2 is no JSON at character 2: Exp.*quotes$"),
-        ("[1]", {}, "line 1 is no JSON object"),
+        ("[1]", {}, "line 1 is not a JSON object"),
         ("\n", {}, "has no rows"),
         (None, {}, "no such file"),
-        ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves nothing .* 1 distinct prompts"),
+        ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves no rows .* 1 distinct prompts"),
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],
 )

@@ -108,7 +108,11 @@ async def ask(server: Answers):
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (401, "bad key", ": bad key: the server refused the key in THEIR_KEY: set that variable"),
+        (
+            401,
+            "bad key",
+            ": bad key: the server refused the key in THEIR_KEY: export the right key",
+        ),
         (403, "no", ": no: the server refuses this model to the key in THEIR_KEY"),
         (404, "no model", ": no model: the server knows no model client.model=them"),
         (429, "slow down", ": slow down: send fewer requests at once (max_concurrent), or raise"),
@@ -134,7 +138,9 @@ async def test_a_refusal_names_the_address_and_the_remedy(status, body, told, mo
     ],
 )
 async def test_an_answer_of_another_form_is_refused(body):
-    with pytest.raises(RuntimeError, match="did not answer as the OpenAI API does: '") as caught:
+    with pytest.raises(
+        RuntimeError, match="did not answer as the OpenAI API does, but with '"
+    ) as caught:
         await ask(Answers((200, body)))
     assert str(caught.value).isprintable()
 
@@ -154,7 +160,7 @@ async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
     await check(Answers((404, "no such route")))
     with pytest.raises(RuntimeError, match="refused the key in THEIR_KEY"):
         await check(Answers((401, "")))
-    with pytest.raises(RuntimeError, match="is the server running at this address"):
+    with pytest.raises(RuntimeError, match="check that the server runs"):
         await check(Answers((200, "[]"), seconds=1.0))
 
 

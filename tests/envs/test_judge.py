@@ -79,12 +79,12 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
 @pytest.mark.parametrize(
     ("text", "max_score", "problem"),
     [
-        ("maybe", None, "must say yes or no, but said: 'maybe'"),
-        ("", None, "must say yes or no, but said: ''"),
-        ("good", 10.0, "must say 0 to 10, but said: 'good'"),
-        ("11", 10.0, "must give 0 to 10 points, but gave 11"),
-        ("-1", 10.0, "must give 0 to 10 points, but gave -1"),
-        ("\u22121", 10.0, "must give 0 to 10 points, but gave -1"),
+        ("maybe", None, "ask for yes or no in .* ends in 'maybe'"),
+        ("", None, "ask for yes or no in .* ends in ''"),
+        ("good", 10.0, "ask for 0 to 10 in .* ends in 'good'"),
+        ("11", 10.0, "gave 11 points, not 0 to 10"),
+        ("-1", 10.0, "gave -1 points, not 0 to 10"),
+        ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
     ],
 )
 async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):
@@ -102,12 +102,12 @@ async def test_a_judge_that_does_not_answer_gives_no_reward():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"prompt": "{question} {answer}"}, r"must have \{said\}"),
-        ({"prompt": "{said} {json}"}, r"\['json', 'said'\]: it may have"),
+        ({"prompt": "{question} {answer}"}, r"write \{said\} and"),
+        ({"prompt": "{said} {json}"}, r"\['json', 'said'\]: write"),
         ({"api_key_variable": "NOT_THERE"}, "NOT_THERE: this environment variable is not set"),
         ({"url": "localhost:8000"}, "judge.url=localhost:8000 is not an address"),
         ({"max_retries": -1}, "max_retries=-1: set it to at least 0"),
-        ({"max_score": 0.0}, "more than 0 points"),
+        ({"max_score": 0.0}, "set it above 0"),
         ({"max_concurrent": 0}, "max_concurrent=0"),
     ],
 )

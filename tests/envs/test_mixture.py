@@ -98,8 +98,8 @@ def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
     ("envs", "weights", "message"),
     [
         ({}, {}, "envs is empty"),
-        (["a"], {"b": 1.0}, "weights names b, but envs has a: give each environment a weight"),
-        (["a"], {"a": 0.0}, r"weights=\{'a': 0.0\}: use positive weights"),
+        (["a"], {"b": 1.0}, "weights has b, but envs has a: set one weight for each"),
+        (["a"], {"a": 0.0}, r"weights=\{'a': 0.0\}: set weights above 0"),
     ],
 )
 def test_names_and_weights_that_do_not_fit_are_refused(envs, weights, message):
@@ -108,12 +108,12 @@ def test_names_and_weights_that_do_not_fit_are_refused(envs, weights, message):
 
 
 def test_environments_that_cannot_be_mixed_are_refused():
-    with pytest.raises(ValueError, match="inner is a mixture itself"):
+    with pytest.raises(ValueError, match=r"envs\.inner is a mixture"):
         Mixture(envs={"inner": make()}, weights={"inner": 1.0})
     env = Mixture(envs={"find": Lookup("lookup")}, weights={"find": 1.0})
-    with pytest.raises(ValueError, match="examples of the environment 'find' say env='lookup'"):
+    with pytest.raises(ValueError, match="examples of the environment 'find' have env='lookup'"):
         env.pools("train")
     empty = Lookup()
     empty.examples = lambda split: []
-    with pytest.raises(ValueError, match="'find' of the mixture has no eval examples"):
+    with pytest.raises(ValueError, match=r"envs\.find has no eval examples"):
         Mixture(envs={"find": empty}, weights={"find": 1.0}).pools("eval")

@@ -28,7 +28,9 @@ def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):
         await given_up()
         assert await threads.call(lambda: "alive") == "alive"  # one place is left
         await asyncio.gather(*(given_up() for _ in range(5)))
-        with pytest.raises(RuntimeError, match=r"all 2 threads .* hang, the first in .*hang: add"):
+        with pytest.raises(
+            RuntimeError, match=r"all 2 threads .* hang, the first one in .*hang: add"
+        ):
             await threads.call(time.monotonic)
         release.set()
         while running[0]:

@@ -26,7 +26,7 @@ def test_a_system_prompt_is_set_in_every_environment_of_a_mixture():
 @pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_environment_loads_or_names_the_missing_option(file):
     if "???" in file.read_text():
-        with pytest.raises(ValueError, match="has no value: set"):
+        with pytest.raises(ValueError, match="has no default: pass"):
             load(file.stem)
     else:
         assert load(file.stem).name
@@ -40,10 +40,18 @@ def test_a_class_can_be_loaded_by_its_import_path():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("reverse-texts", {}, "no environment 'reverse-texts': did you mean reverse-text"),
-        ("zzz", {}, "no environment 'zzz': choose one of alphabet-sort, arithmetic, "),
-        ("arithmetic", {"max_operant": 3}, r"no options \['max_operant'\]: it has max_operand, "),
-        ("verifiers", {}, r"verifiers\.id has no value: set"),
+        (
+            "reverse-texts",
+            {},
+            "environment 'reverse-texts' does not exist: did you mean reverse-text",
+        ),
+        ("zzz", {}, "environment 'zzz' does not exist: choose one of alphabet-sort, arithmetic, "),
+        (
+            "arithmetic",
+            {"max_operant": 3},
+            r"no options \['max_operant'\]: use max_operand, ",
+        ),
+        ("verifiers", {}, r"verifiers\.id has no default: pass"),
     ],
 )
 def test_an_environment_that_cannot_be_loaded_is_refused_with_one_sentence(name, options, message):

@@ -44,7 +44,7 @@ from rl.wire import pack, unpack
 rows = RowBuilder()
 for prompt, sampled in (([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6, 7, 8])):
     count = len(sampled)
-    rows.turn(Completion(sampled, [-0.5] * count, [0] * count, False, prompt))
+    rows.add_turn(Completion(sampled, [-0.5] * count, [0] * count, False, prompt))
 rollout = Rollout(rows.freeze(), [], 1.0, {}, StopReason.STOP, 2, 0.0)
 group = Group(0, Example(0, "e", []), 0, (rollout,), (Credit(1.0, (1.0,)),))
 sizes = {"ranks": 1, "tokens_per_micro_batch": 64}

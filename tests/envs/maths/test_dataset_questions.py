@@ -47,7 +47,7 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
 def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(1, 2))
     same = write(tmp_path / "b.jsonl", rows(1, 2))
-    with pytest.raises(ValueError, match="0 questions to train on and 2 to evaluate with"):
+    with pytest.raises(ValueError, match="0 questions for training and 2 for evaluation"):
         of_file(path, eval_path=same).load("train")
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):

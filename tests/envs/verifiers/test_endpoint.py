@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from envs.messages import tool_call
-from envs.protocol import ContextFull, Spoken
+from envs.protocol import ContextFull, PolicyTurn
 from envs.verifiers.endpoint import SESSION, PolicyEndpoint
 
 CALL = tool_call("add", a=1)
@@ -20,7 +20,7 @@ async def ask(body, *, session="one", message=CALL, cut_off=False):
         heard.append((messages, tools))
         if isinstance(message, Exception):
             raise message
-        return Spoken(message, cut_off, 3, 4)
+        return PolicyTurn(message, cut_off, 3, 4)
 
     endpoint = PolicyEndpoint({"one": speak})
     async with endpoint.serving() as url, aiohttp.ClientSession() as http:
@@ -79,7 +79,7 @@ async def test_a_streamed_turn_is_the_same_in_two_chunks():
             "one",
             CALL,
             400,
-            "the policy reads text, not ['image_url']",
+            "the policy reads only text, not ['image_url']",
         ),
     ],
 )

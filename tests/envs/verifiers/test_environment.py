@@ -29,7 +29,7 @@ def verifiers(content, max_concurrent=None):
 
 
 def test_an_environment_with_images_is_refused_before_an_episode_is_played():
-    with pytest.raises(ValueError, match=r"o/x: the policy reads text, not \['image_url'\]"):
+    with pytest.raises(ValueError, match=r"o/x: the policy reads only text, not \['image_url'\]"):
         verifiers(IMAGE).examples("train")
     check_text("o/x", [Row([user("a")], None), Row([user(IMAGE[:1])], None)])
 

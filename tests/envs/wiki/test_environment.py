@@ -189,7 +189,7 @@ def test_your_own_corpus_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
     assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
     assert reply(env, tool_call("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
     # The error comes before the first episode, although no question needs the pages.
-    with pytest.raises(ValueError, match=r"row 0: a page needs a `title`, but .*'name'.*columns"):
+    with pytest.raises(ValueError, match=r"row 0: the page has no `title`, but .*'name'.*columns"):
         wiki(columns={}, **options).examples("train")
 
 
@@ -205,9 +205,9 @@ def test_a_share_of_the_demonstrations_gives_up_after_the_search():
 @pytest.mark.parametrize(
     ("pages", "problem"),
     [
-        ([{}], "line 1: a page needs a `title`"),
-        ([{"title": "A", "sections": []}], "line 1: page 'A' needs `sections`"),
-        ([{"title": "A", "content": "x"}] * 2, "line 2: there is a page 'A' already"),
+        ([{}], "line 1: the page has no `title`"),
+        ([{"title": "A", "sections": []}], "line 1: page 'A' has no `sections`"),
+        ([{"title": "A", "content": "x"}] * 2, "line 2: an earlier page has the title 'A'"),
     ],
 )
 def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
@@ -221,11 +221,14 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
     [
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [7]}, "list one or more of 1, 2, 3"),
-        ({"questions": "q.jsonl"}, "a corpus of your own needs both"),
-        ({"columns": {"titel": "name"}}, "columns names \\['titel'\\]: map only title, content"),
-        ({"num_eval": 10**6}, "leave no question to train on"),
-        ({"giving_up": 2.0}, "giving_up=2.0: a share of demonstrations"),
-        ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which is not scored here"),
+        ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
+        (
+            {"columns": {"titel": "name"}},
+            "columns contains \\['titel'\\]: use only the keys title, content",
+        ),
+        ({"num_eval": 10**6}, "leave no question for training"),
+        ({"giving_up": 2.0}, "giving_up=2.0: set it to a share"),
+        ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
     ],
 )
 def test_impossible_options_are_refused_with_a_remedy(options, problem):
@@ -248,7 +251,7 @@ def test_a_judge_is_one_more_reward():
 def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
     (tmp_path / "a.jsonl").write_text("{}\n")
     files = {"corpus": str(tmp_path / "a.jsonl"), "questions": str(tmp_path / "a.jsonl")}
-    with pytest.raises(ValueError, match=rf"{option}=no/b.jsonl: no such file \(looked for in "):
+    with pytest.raises(ValueError, match=rf"{option}=no/b.jsonl does not exist in "):
         wiki(**{**files, option: "no/b.jsonl"})
 
 

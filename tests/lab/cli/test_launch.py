@@ -12,7 +12,7 @@ import pytest
 import yaml
 from hydra import initialize_config_dir
 
-from lab.cli.hydra_errors import explain
+from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import command_of, options_first
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import CONF, REPO, composed
@@ -22,24 +22,24 @@ from tests.support.launching import train
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["loss=cispoo"], "loss=cispoo: no such choice: did you mean cispo? (loss has cispo, "),
+        (["loss=cispoo"], "loss=cispoo does not exist: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["loss=gprg"], "loss=gprg: no such choice: did you mean grpo? (loss has cispo, "),
         (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
         (["xyz=3"], "there is no key xyz (python train.py --help lists them all)"),
-        (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo: no such choice: did you mean"),
-        (["sync.strategy=disk"], "there is no key sync.strategy: renamed to sync"),
+        (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
+        (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
-        (["inference.args.max_num_batched_tokens=8"], "write +inference.args.max_num_batched_tok"),
-        (["gpus=8"], "gpus is not a key of the configuration yet: write +gpus=..."),
+        (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
+        (["gpus=8"], "gpus is not in the configuration yet: add it with +gpus=..."),
     ],
 )
 def test_a_name_that_hydra_does_not_know_is_explained(arguments: list[str], said: str) -> None:
     with pytest.raises(Exception) as caught, initialize_config_dir(str(CONF), version_base=None):  # noqa: PT011
         hydra.compose("train", arguments)
-    (problem,) = explain(caught.value, arguments, added=["gpus"]).problems
+    (problem,) = explain_hydra_error(caught.value, arguments, added=["gpus"]).problems
     assert said in problem
 
 
@@ -61,7 +61,7 @@ def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path
         (["batch_size=250"], "use batch_size=240 or 256"),
         (["resume=true"], "resume=true needs the name of the run: add run_name=<a folder in "),
         (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
-        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo: no such choice: did you mean gspo?"),
+        (["--multirun", "loss=grpo,gspoo"], "loss=gspoo does not exist: did you mean gspo?"),
     ],
 )
 def test_a_mistake_is_reported_in_a_few_lines(

@@ -73,20 +73,20 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
     [
         ([], "model.path has no value: set model.path=..."),
         (["client=messages", "client.model=m"], "client.url has no value"),
-        (["model=tiny"], "an evaluation trains nothing, so it needs a model that is ready"),
+        (["model=tiny"], "an evaluation trains nothing, so it needs a trained model"),
         ([*HUB, "sampler=demonstrations"], "an evaluation samples from the policy"),
         ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
         ([*HUB, "split=test"], 'split is "test"'),
-        ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere holds no adapter_config.json"),
+        ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere contains no adapter_config.json"),
         (
             [*HUB, "+client.on_rewrit=fork"],
             "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
         ),
-        ([*HUB, "run_name=../up"], 'run_name="../up" is not a name for a folder'),
+        ([*HUB, "run_name=../up"], 'run_name="../up" is not a folder below'),
         (
             [*HUB, "inference=external", "inference.urls=[http://a:1]"],
-            "inference=external is for training, which pushes weights: ask a server that runs "
-            "already by client=messages client.url=",
+            "inference=external is only for training: to use a server that already runs, set "
+            "client=messages client.url=",
         ),
         ([*HUB, "inference.replicas=2"], "inference.replicas=2, but an evaluation starts one vLLM"),
         (
@@ -106,7 +106,7 @@ def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
     problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
-    assert "already holds a run or an evaluation: choose another run_name" in problem
+    assert "already contains a run or an evaluation: set another run_name" in problem
 
 
 @pytest.mark.parametrize(

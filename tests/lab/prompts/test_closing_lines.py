@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from lab.evaluation.settings import checked
-from lab.prompts.closing_lines import closing_lines, commands
+from lab.prompts.closing_lines import closing_lines, next_commands
 from lab.prompts.outputs import Candidates
 from rl.config.check import check
 from rl.runtime.folder import RunFolder
@@ -47,7 +47,7 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
     overrides, choices, folder, tmp_path
 ):
     search = composed(*overrides, *SEARCH, primary="optimize_prompt")
-    evaluate, train = commands(folder, [*overrides, *SEARCH], choices, 50)
+    evaluate, train = next_commands(folder, [*overrides, *SEARCH], choices, 50)
     evaluation, run = composed_by(evaluate, tmp_path), composed_by(train, tmp_path)
 
     checked(evaluation)
@@ -70,5 +70,5 @@ def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
 
 def test_a_remote_policy_gets_no_command_that_trains_it(folder, tmp_path):
     choices = LOCAL | {"client": "messages"}
-    (evaluate,) = commands(folder, [*REMOTE, *SEARCH], choices, 50)
+    (evaluate,) = next_commands(folder, [*REMOTE, *SEARCH], choices, 50)
     assert checked(composed_by(evaluate, tmp_path)).client["model"] == "name"

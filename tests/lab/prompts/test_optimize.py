@@ -99,7 +99,7 @@ def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
     num_calls = metadata(folder)["num_calls"]
     assert num_calls == len(endpoint.policy_asked) <= max_calls
-    assert f"max_calls={max_calls} is too low" in metadata(folder)["ended_by"]
+    assert f"exceed max_calls={max_calls}" in metadata(folder)["ended_by"]
     assert num_calls + 2 * 3 + 10 > max_calls
 
 
@@ -115,7 +115,7 @@ def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, ca
     assert (folder / "system_prompt.txt").read_text() == f"{START}\n"
     assert metadata(folder)["ended_by"] == "num_rounds=2"
     screen = capsys.readouterr().out
-    assert "none of 1 prompts did better than the first" in screen
+    assert "none of 1 prompts scored higher than the first" in screen
     assert "python evaluate.py" not in screen
 
 
@@ -132,13 +132,13 @@ def test_unscored_rollouts_change_no_score(endpoint, tmp_path, capsys):
     frontier = lines(folder / "pareto_frontier.jsonl")
     assert [p["place"] for p in frontier if not p["candidates"]] == unscored
     assert not any("is down" in question for question in endpoint.teacher_asked)
-    assert "rollouts could not be scored: FlakyReversal.score raised" in capsys.readouterr().out
+    assert "rollouts have no reward: FlakyReversal.score raised" in capsys.readouterr().out
 
 
 def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, **flaky("abcdefghijklmnopqrstuvwxyz"))
-    assert "none of 10 rollouts in a row could be scored" in str(caught.value)
+    assert "none of the 10 rollouts of a batch has a reward" in str(caught.value)
     assert "the scorer is down" in str(caught.value)
     assert "best prompt so far:  python o.py" in str(caught.value)
     assert "resume=true" in str(caught.value)
@@ -148,13 +148,13 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     ("more", "said"),
     [
         ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
-        ({"max_calls": 25}, "max_calls=25 is too low for one round: the start takes 10 rollouts"),
-        ({"state_columns": "[turn, turns]"}, "state_columns names turn: a rollout has rewards"),
+        ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
+        ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
         (flaky(empty="[train]"), "the environment 'flaky' has no train examples"),
         (flaky(empty="[eval]"), "the environment 'flaky' has no eval examples"),
         ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
         ({"reflection.base_url": "host/v1"}, "reflection: reflection.base_url=host/v1 is not an"),
-        ({"reflection.path": "x/y"}, "and reflection.path=x/y: give one of them"),
+        ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),
         (
             {"reflection.template": "better"},
@@ -209,5 +209,7 @@ def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_that_are_lef
     assert (
         len((folder / "rollouts.jsonl").read_text().splitlines()) == metadata(folder)["num_calls"]
     )
-    with pytest.raises(ConfigError, match="rollouts were played before, the start takes 10"):
+    with pytest.raises(
+        ConfigError, match="rollouts were played before, scoring the first prompt takes 10"
+    ):
         search(endpoint, tmp_path, max_calls=80, num_rounds=9, resume="true")

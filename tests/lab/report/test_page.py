@@ -103,7 +103,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([], 2, ""),
         (["nowhere"], 2, "nowhere does not exist"),
         (["nowhere", "out=x.html"], 1, ""),
-        (["x=y"], 2, "x=y: unknown key, the keys are baseline, judged, out"),
+        (["x=y"], 2, "x=y: the key x does not exist; choose from baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),

@@ -95,7 +95,7 @@ def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folde
 
 def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_path):
     (tmp_path / "file").touch()
-    said = f"the host {hosts.replicas[0].address} failed at `start`: NotADirectoryError: .*"
+    said = f"`start` failed on the host {hosts.replicas[0].address}: NotADirectoryError: .*"
     with pytest.raises(RunFailed, match=said) as failed:
         hosts.replicas[0].start(Start("part", ["true"], tmp_path / "file" / "logs" / "x.log"))
     assert "\n" not in str(failed.value)
@@ -105,7 +105,7 @@ def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_pat
 def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
     with Reaper() as reaper:
         too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))
-        with pytest.raises(RunFailed, match="needs 8 GPUs and the cluster has 4"), too_many:
+        with pytest.raises(RunFailed, match="needs 8 GPUs, but the cluster has 4"), too_many:
             pass
         nowhere = settings("127.0.0.1:1").hosts(folder, reaper, DEMAND)
         with (

@@ -36,7 +36,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
     here = str(tmp_path)
     assert "does not see" in node.prepare(tmp_path / "no", digest, sys.executable, here)
     other = sha256(b"of another run").hexdigest()  # another folder at the same path
-    assert "choose an output_dir" in node.prepare(path, other, sys.executable, here)
+    assert "set output_dir to" in node.prepare(path, other, sys.executable, here)
     assert "has no /no/python" in node.prepare(path, digest, "/no/python", here)
     assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
 

@@ -127,7 +127,7 @@ def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp
     env = ScriptedEnv()
     env.max_concurrent = 1
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
-    pinned = trainer.evaluator._pinned(0)
+    pinned = trainer.evaluator._player_of(0)
     assert pinned._env_slot(env) is trainer.player._env_slot(env)
 
 
@@ -180,6 +180,6 @@ def test_no_evaluation_is_never_due():
 
 def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1)
-    (rollout,) = run_virtually(trainer.evaluator._pinned(3).play_group(0, HELD_OUT[0], 1))
+    (rollout,) = run_virtually(trainer.evaluator._player_of(3).play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])

@@ -11,7 +11,7 @@ import pytest
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
-from rl.evaluation.play import choose, play, write_rollouts
+from rl.evaluation.play import choose_examples, play, write_rollouts
 from rl.evaluation.summary import Played, advice, summarise
 from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
@@ -41,19 +41,19 @@ def ids(chosen: list[Example]) -> list[tuple[str, int]]:
 
 
 def test_a_mixture_is_evaluated_by_its_weights():
-    chosen = choose(Mixture(), "eval", 6)
+    chosen = choose_examples(Mixture(), "eval", 6)
     assert sorted(example.env for example in chosen) == ["a"] * 4 + ["b"] * 2
 
 
 def test_the_same_examples_come_each_time_and_more_hold_the_fewer():
-    few, many = choose(Mixture(), "eval", 3), choose(Mixture(), "eval", 9)
-    assert ids(few) == ids(choose(Mixture(), "eval", 3))
+    few, many = choose_examples(Mixture(), "eval", 3), choose_examples(Mixture(), "eval", 9)
+    assert ids(few) == ids(choose_examples(Mixture(), "eval", 3))
     assert set(ids(few)) < set(ids(many))
     assert ids(few) != sorted(ids(few))[:3] or ids(many) != sorted(ids(many))  # shuffled
 
 
 def test_all_examples_are_taken_where_there_are_fewer_than_asked_for():
-    assert sorted(ids(choose(Mixture(), "eval", 99))) == sorted(
+    assert sorted(ids(choose_examples(Mixture(), "eval", 99))) == sorted(
         ids([*examples("a", 6), *examples("b", 4)])
     )
 
@@ -75,14 +75,14 @@ class Lazy(Sequence):
 def test_only_the_chosen_examples_of_a_split_are_made():
     lazy = Lazy()
     env = type("Many", (ScriptedEnv,), {"examples": lambda self, split: lazy})()
-    assert ids(choose(env, "eval", 3)) == [("scripted", index) for index in lazy.made]
+    assert ids(choose_examples(env, "eval", 3)) == [("scripted", index) for index in lazy.made]
     assert len(lazy.made) == 3
 
 
 def test_an_environment_without_held_out_examples_is_refused_by_name():
     empty = type("Empty", (ScriptedEnv,), {"examples": lambda self, split: []})()
     with pytest.raises(ValueError, match="the environment 'scripted' has no eval examples"):
-        choose(empty, "eval", 3)
+        choose_examples(empty, "eval", 3)
 
 
 def test_every_example_is_played_and_no_more_at_once_than_allowed():
@@ -162,10 +162,10 @@ def test_what_was_not_measured_is_no_metric():
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ([[0.0, 0.0], [0.0, 0.0]], ["too hard", "no spread"]),
-        ([[1.0, 1.0], [1.0, 1.0]], ["too easy", "no spread"]),
+        ([[0.0, 0.0], [0.0, 0.0]], ["easier examples", "equal rewards"]),
+        ([[1.0, 1.0], [1.0, 1.0]], ["harder examples", "equal rewards"]),
         ([[1.0, 0.0], [0.0, 1.0]], []),
-        ([[1.0, None], [0.0, 1.0]], ["1 of 4 rollouts could not be scored"]),
+        ([[1.0, None], [0.0, 1.0]], ["1 of 4 rollouts have no reward"]),
     ],
 )
 def test_the_rules_of_thumb_are_said_where_they_apply(rewards, said):

@@ -126,8 +126,8 @@ async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path):
     [
         (Status(status=500, times=99), 3, r"vLLM answered 500 to /inference/v1/generate: .*scri"),
         (Status(status=400, times=99), 0, r"vLLM answered 400"),
-        (CutShort(times=99), 3, r"vLLM is out of reach at .*vllm\.sock"),
-        (Hang(seconds=2, times=99), 0, r"vLLM was silent for 0\.2 s"),
+        (CutShort(times=99), 3, r"vLLM cannot be reached at .*vllm\.sock"),
+        (Hang(seconds=2, times=99), 0, r"vLLM sent nothing for sampler\.rollout_timeout=0\.2 s"),
         (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
     ],
 )

@@ -50,7 +50,7 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     assert "secret" not in repr(first)
 
 
-ONCE = "one server or more, each of them once"
+ONCE = "write the URL of each server once"
 REFUSED = [
     *((url, "write http://host:port") for url in ("a:1", "https://a:1", "http://a", "unix:s", "")),
     *[("http://a:1/v1", "write http://host:port"), (None, ONCE)],
@@ -67,7 +67,7 @@ def test_a_repeated_server_or_a_missing_key_is_refused_before_anything_starts(mo
     with pytest.raises(ValueError, match=ONCE):
         external("http://a:1", "http://a:1/")
     monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export it"):
+    with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export this"):
         external("http://a:1", variable="MY_KEY")
 
 
@@ -135,11 +135,11 @@ def vllm(model: Path, **routes: str) -> web.Application:
         ({}, None),
         ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
         ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
-         "accepts 9 tokens, fewer than max_seq_len=64"),
+         "accepts 9 tokens, fewer than model.max_seq_len=64"),
         ({"models": "[]"}, "cannot be used as a vLLM"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
-        ("key", "refuses the key: set inference.api_key_variable to the variable that holds its"),
+        ("key", "refuses the key: set inference.api_key_variable to the variable"),
     ],
 )  # fmt: skip
 def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, tmp_path):

@@ -107,7 +107,7 @@ def test_a_failed_start_quotes_the_log(tmp_path):
 
 
 def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
-    late = r"did not answer within inference\.startup_timeout=0\.1 s; see logs/inference\.log"
+    late = r"did not start within inference\.startup_timeout=0\.1 s: .* in logs/inference\.log"
     with pytest.raises(RunFailed, match=late):
         wait_until_healthy(replica_at(tmp_path / "vllm.sock"), 0.1)
 
@@ -116,8 +116,14 @@ def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
     ("fault", "sentence"),
     [
         ({"fault": "Status", "status": 500}, r"vLLM refused `resume`: .*scripted.*; see logs/"),
-        ({"fault": "Hang", "seconds": 9}, r"did not answer `resume` within my\.knob=0\.2 s; see"),
-        ({"fault": "CutShort"}, r"out of reach for `resume` \(RemoteProtocolError: .*; see logs/"),
+        (
+            {"fault": "Hang", "seconds": 9},
+            r"did not answer `resume` within my\.knob=0\.2 s: raise my\.knob",
+        ),
+        (
+            {"fault": "CutShort"},
+            r"cannot be reached for `resume` \(RemoteProtocolError: .* in logs/",
+        ),
     ],
 )
 def test_a_failed_route_is_reported_with_phase_deadline_and_log(fault, sentence, tmp_path):

@@ -145,10 +145,13 @@ def test_target_modules_choose_the_layers(folder):
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"target_modules": ["q_proj", "query"]}, "adapter.target_modules names query, which the"),
-        ({"modules_to_save": ["score"]}, "adapter.modules_to_save names score, which the model"),
-        ({"modules_to_save": ["lm_head"]}, "names lm_head, whose weights this model shares"),
-        ({"modules_to_save": ["embed_tokens"]}, "names embed_tokens, whose weights this model"),
+        (
+            {"target_modules": ["q_proj", "query"]},
+            "adapter.target_modules contains query, which the",
+        ),
+        ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
+        ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),
+        ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but embedding"),
     ],
 )
 def test_names_without_a_module_and_copies_of_tied_weights_are_refused(folder, knobs, said):
@@ -179,7 +182,7 @@ def test_the_adapter_is_on_again_after_an_error(folder):
 
 def test_nothing_to_switch_off_is_an_error(folder):
     with (
-        pytest.raises(ValueError, match="no adapter to switch off"),
+        pytest.raises(ValueError, match="no adapter to disable"),
         without_adapter(load_model(folder, torch.float32, 0)),
     ):
         pass

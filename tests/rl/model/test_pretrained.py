@@ -47,7 +47,7 @@ def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeyp
 def test_a_missing_file_is_named_with_its_remedy(folder, tmp_path, name):
     (folder / name).unlink()
     missing = name.replace("model", r"\*")
-    with pytest.raises(ValueError, match=rf"holds no {missing}: .*save"):
+    with pytest.raises(ValueError, match=rf"contains no {missing}: .*save"):
         model(folder).prepare(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_a_missing_shard_is_named(folder, tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     (folder / "model-1-of-2.safetensors").write_bytes(b"")
     with pytest.raises(
-        ValueError, match=r"holds no model-2-of-2\.safetensors: finish the download"
+        ValueError, match=r"contains no model-2-of-2\.safetensors: finish the download"
     ):
         model(folder).prepare(tmp_path)
 
@@ -69,14 +69,14 @@ def test_more_positions_than_the_model_has_are_refused(folder, tmp_path):
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "~/nowhere-at-all", "a/b/c"])
 def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(path, tmp_path, monkeypatch):
     monkeypatch.setattr("rl.model.pretrained.snapshot_download", None)
-    with pytest.raises(ValueError, match="no such folder; give a folder"):
+    with pytest.raises(ValueError, match="does not exist: set model"):
         model(path).prepare(tmp_path)
 
 
 def test_no_path_and_a_turn_longer_than_the_row_are_refused():
     with pytest.raises(ValueError, match=r"model\.path is empty"):
         model("")
-    with pytest.raises(ValueError, match="shorter than the whole row"):
+    with pytest.raises(ValueError, match="which also counts the prompt"):
         model("x", max_tokens=4096)
 
 
@@ -131,9 +131,9 @@ def test_only_the_files_that_are_used_are_fetched():
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (GatedRepoError, "some/model at revision v2 is gated: accept its terms"),
+        (GatedRepoError, "some/model at revision v2 is a gated model: accept its terms"),
         (RepositoryNotFoundError, "the hub has no model some/model at revision v2"),
-        (RevisionNotFoundError, r"check model\.path and model\.revision"),
+        (RevisionNotFoundError, r"correct model\.path or model\.revision"),
     ],
 )
 def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch, error, message):

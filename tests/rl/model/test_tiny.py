@@ -110,7 +110,7 @@ def test_an_empty_folder_is_filled_and_a_foreign_one_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     TinyModel(**KNOBS).prepare(tmp_path / "empty")
     assert (tmp_path / "empty" / "config.json").is_file()
-    with pytest.raises(ValueError, match=r"config\.json is not this model's"):
+    with pytest.raises(ValueError, match=r"config\.json differs"):
         TinyModel(**{**KNOBS, "hidden_size": 64}).prepare(tmp_path / "empty")
     assert json.loads((tmp_path / "empty" / "config.json").read_text())["hidden_size"] == 128
 
@@ -140,10 +140,10 @@ def test_positions_grow_with_max_seq_len(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_kv_heads": 3}, "no multiple of num_kv_heads=3"),
+        ({"num_kv_heads": 3}, "is not a multiple of model.num_kv_heads=3"),
         ({"head_dim": 7}, "odd"),
-        ({"max_tokens": 256}, "shorter than the whole row"),
-        ({"max_tokens": 0}, "shorter than the whole row"),
+        ({"max_tokens": 256}, "which also counts the prompt"),
+        ({"max_tokens": 0}, "which also counts the prompt"),
     ],
 )
 def test_impossible_sizes_are_refused(changes, message):

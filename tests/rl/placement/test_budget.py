@@ -132,7 +132,7 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_lower_it():
     sentence = (
-        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+: "
+        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+ GiB: "
         r"vLLM [\d.]+ = weights 7\.5 .*; "
         r"trainer [\d.]+ = optimizer 45\.0 .* Lower trainer\.tokens_per_micro_batch"
     )
@@ -143,7 +143,9 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
     with pytest.raises(ConfigError, match=r"GPU 0 has 36\.0 GiB for vLLM and trainer"):
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
-    with pytest.raises(ConfigError, match=r"the machine has 8\.0: trainer [\d.]+ = optimizer 45"):
+    with pytest.raises(
+        ConfigError, match=r"the machine has 8\.0 GiB: trainer [\d.]+ = optimizer 45"
+    ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 
 
@@ -152,7 +154,9 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=16384")
     longer = ("model.max_seq_len=16384", *lora)
     assert planned(host, *longer)[0].inference.cpu_kv_cache_gib == 3
-    with pytest.raises(ConfigError, match=r"cpu_kv_cache_gib=1, .* take 2\.2 GiB: raise it to 3"):
+    with pytest.raises(
+        ConfigError, match=r"cpu_kv_cache_gib=1, .* need 2\.2 GiB: set .*=3 or null"
+    ):
         planned(host, *longer, "inference.cpu_kv_cache_gib=1")
     assert planned(host, "trainer.tokens_per_micro_batch=256")[0].inference.plain() == {
         **composed("run_name=x")["inference"],
@@ -173,7 +177,7 @@ def test_the_page_shows_every_process():
     assert "host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "host 1, GPU 0 " in page
     assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
-    assert lines[-1].startswith("idle: GPU ")
+    assert lines[-1].startswith("unused: GPU ")
 
 
 def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
@@ -183,7 +187,7 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
     assert "more than the memory" not in page
     _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
-    assert page.splitlines()[-1].startswith("more than the memory: the run may fail")
+    assert page.splitlines()[-1].startswith("the run may fail: this is more")
 
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():

@@ -73,23 +73,39 @@ def test_devices_are_shared_out(sizes, said, expected):
 @pytest.mark.parametrize(
     ("sizes", "said", "sentence"),
     [
-        ((1,), {"ranks": 2}, "trainer.ranks=2 needs 2 GPUs, and 1 of 1 may train: change trainer"),
-        ((1,), {"group": 2}, "tensor_parallel_size=2 needs 2 GPUs, 2 at a time on one host, and 1"),
-        ((1,), {"replicas": 2}, "replicas=2 with .*_size=1 needs 2 GPUs, .* and 1 may serve"),
+        (
+            (1,),
+            {"ranks": 2},
+            "trainer.ranks=2 needs 2 GPUs, but only 1 of 1 are for training: change trainer",
+        ),
+        (
+            (1,),
+            {"group": 2},
+            "tensor_parallel_size=2 needs 2 GPUs, 2 on one host for each replica, but only 1",
+        ),
+        ((1,), {"replicas": 2}, "replicas=2 with .*_size=1 needs 2 GPUs, .* only 1 are for vLLM"),
         (
             (2,),
             {"ranks": 2},
-            "trainer.ranks=2 takes all 2 GPUs, so vLLM has none: change trainer.ranks",
+            "trainer.ranks=2 uses all 2 GPUs and leaves none for vLLM: change trainer.ranks",
         ),
-        ((2,), {"group": 2}, "vLLM takes all 2 GPUs, so training has none: .*tensor_parallel_size"),
-        ((4,), {"ranks": 3, "group": 2}, "_size=2 needs 2 GPUs, 2 at a time on one host, and 1"),
-        ((2, 2), {"group": 4}, "needs 4 GPUs, 4 at a time on one host"),
-        ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.* and 1 may serve"),
-        ((2,), {"sample": [0, 1]}, "inference.devices names all 2 GPUs .*: name trainer.devices"),
+        (
+            (2,),
+            {"group": 2},
+            "vLLM uses all 2 GPUs and leaves none for training: .*tensor_parallel_size",
+        ),
+        (
+            (4,),
+            {"ranks": 3, "group": 2},
+            "_size=2 needs 2 GPUs, 2 on one host for each replica, but only 1",
+        ),
+        ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
+        ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.* only 1 are for vLLM"),
+        ((2,), {"sample": [0, 1]}, "inference.devices lists all 2 GPUs .*: set trainer.devices"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),
-        ((2,), {"train": [0, 0]}, r"trainer.devices=\['0', '0'\] names a GPU twice"),
-        ((2,), {"train": []}, r"trainer.devices=\[\] names no GPU: choose from \['0', '1'\]"),
-        ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible here"),
+        ((2,), {"train": [0, 0]}, r"trainer.devices=\['0', '0'\] lists a GPU twice"),
+        ((2,), {"train": []}, r"trainer.devices=\[\] lists no GPU: choose from \['0', '1'\]"),
+        ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible on this machine"),
     ],
 )
 def test_a_placement_that_does_not_fit_is_refused_with_the_arithmetic(sizes, said, sentence):

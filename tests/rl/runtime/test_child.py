@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive
+from rl.runtime.child import Child, Reaper, end_groups, group_alive, python_module
 from tests.support.families import Family, alive, wait_until
 
 REPO = Path(__file__).parents[3]
@@ -160,3 +160,19 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
+
+
+@pytest.mark.parametrize("module", ["rl.rollouts", "rl.dry_call.learn"])
+def test_a_file_in_the_working_folder_replaces_no_library_in_a_child(module, tmp_path):
+    for library in ("queue", "rl", "envs", "msgspec", "asyncio", "pickle", "vllm"):
+        (tmp_path / f"{library}.py").write_text("raise SystemExit('replaced')")
+    done = subprocess.run(
+        python_module(module, str(tmp_path / "missing")),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "replaced" not in done.stderr
+    assert "config.yaml" in done.stderr or "EOFError" in done.stderr

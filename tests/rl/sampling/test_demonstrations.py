@@ -106,9 +106,9 @@ def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths():
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (MANY_TURNS[:2], "an assistant answers"),
-        (MANY_TURNS[:4], "must end with an assistant"),
-        (MANY_TURNS[2:3], "an assistant answers"),
+        (MANY_TURNS[:2], "yield a prompt and then"),
+        (MANY_TURNS[:4], "does not end with an assistant"),
+        (MANY_TURNS[2:3], "yield a prompt and then"),
     ],
 )
 def test_an_incomplete_conversation_is_refused(messages, message):

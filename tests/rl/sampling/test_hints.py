@@ -35,9 +35,9 @@ class Counting(RendererChat):
 
     opened: ClassVar[list]  # of copies, too
 
-    async def open(self, messages, tools):
+    async def first_prompt(self, messages, tools):
         self.opened.append(messages)
-        return await super().open(messages, tools)
+        return await super().first_prompt(messages, tools)
 
 
 def played(

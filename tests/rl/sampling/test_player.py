@@ -112,9 +112,9 @@ def test_a_group_renders_its_opening_once_and_a_turn_is_parsed_once(max_turns):
     class Counting(RendererChat):
         opened, parsed = 0, 0
 
-        async def open(self, messages, tools):
+        async def first_prompt(self, messages, tools):
             Counting.opened += 1
-            return await super().open(messages, tools)
+            return await super().first_prompt(messages, tools)
 
         def message(self, prompt, completion):
             Counting.parsed += 1

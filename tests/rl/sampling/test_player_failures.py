@@ -12,7 +12,7 @@ import pytest
 from envs.episode import Example, StopReason
 from rl.inference.completion import GenerationError, RequestFailed
 from rl.inference.live_version import LiveVersion
-from rl.sampling.clock import Seats
+from rl.sampling.clock import CompletionSlots
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted import (
@@ -153,12 +153,12 @@ def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
 @pytest.mark.parametrize(
     ("scored", "hint"),
     [
-        ({"goood": 1.0}, "did you mean 'goood'? It returns 'goood'"),
-        ({"other": 1.0}, "score does not return: It returns 'other'"),
+        ({"goood": 1.0}, "only 'goood': did you mean 'goood'? "),
+        ({"other": 1.0}, "score() returned only 'other': "),
     ],
 )
 def test_a_weighted_reward_that_score_does_not_return_ends_the_run(scored, hint):
-    with pytest.raises(ValueError, match="names 'good', which its score does not") as caught:
+    with pytest.raises(ValueError, match="names 'good', but its score") as caught:
         play(scoring(lambda *_: scored), ScriptedClient("good"))
 
     assert hint in str(caught.value)
@@ -275,7 +275,7 @@ def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns
             most[0] -= n
             return completions
 
-    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), seats=Seats(4))
+    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), slots=CompletionSlots(4))
     player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
     example = Example(id=3, env="scripted", messages=list(HI))
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from envs.episode import Example
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import PlainParser, Tokenizer, parser
+from rl.model.tokenizer import PlainParser, Tokenizer, load_parser
 from rl.records import Rollout
 from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
@@ -149,8 +149,8 @@ def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog)
     server = Server(dropping(model), SAID)
     with caplog.at_level(logging.WARNING):
         rollout = play(server, kind(on_rewrite="fork"), model)
-    assert "drops thinking from earlier turns" in caplog.text
-    assert "client.on_rewrite=fork (choices: " in caplog.text
+    assert "drops the thinking of earlier turns" in caplog.text
+    assert "client.on_rewrite=fork applies. Choices: " in caplog.text
     assert len(rollout.rows) == 3  # two forks
     rows = [row.token_ids.tolist() for row in rollout.rows]
     assert rows == [p + s for p, s in zip(server.prompts, server.sampled, strict=True)]
@@ -180,7 +180,7 @@ def test_rewriting_can_be_refused_before_the_first_request(kind, holds_conversat
     env = ScriptedEnv(("b?", "c?"), 3)
     env.holds_conversation = holds_conversation
     server = Server(dropping(model), SAID)
-    with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: choose "):
+    with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: set it to"):
         asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
     assert server.sampled == []
 
@@ -197,7 +197,7 @@ def test_a_single_turn_rewrites_nothing(kind, model, caplog):
 def test_an_unknown_format_is_read_as_text(model):
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "alien"}))
-    assert isinstance(parser(model, "auto"), PlainParser)
+    assert isinstance(load_parser(model, "auto"), PlainParser)
     server = Server(dropping(model), SAID)
     rollout = play(server, TokensClient(on_rewrite="fork"), model, renderer="auto")
     assert rollout.messages[1]["content"] == SAID[0]  # thinking stays in the text
@@ -222,8 +222,10 @@ def test_a_turn_that_the_template_refuses_is_rendered_as_text(model):
 
 
 def test_an_unknown_renderer_is_refused(model):
-    with pytest.raises(ValueError, match="no renderer is called 'qwen33': did you mean 'qwen3'"):
-        parser(model, "qwen33")
+    with pytest.raises(
+        ValueError, match=r"model\.renderer=qwen33 does not exist: did you mean 'qwen3'"
+    ):
+        load_parser(model, "qwen33")
 
 
 async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):

@@ -14,7 +14,7 @@ def played(*turns):
     rows = RowBuilder()
     for i, (prompt, completion) in enumerate(turns):
         logprobs, versions = [-t / 8 for t in completion], [i + 5] * len(completion)
-        rows.turn(Completion(completion, logprobs, versions, False, prompt))
+        rows.add_turn(Completion(completion, logprobs, versions, False, prompt))
     return rows
 
 
@@ -93,7 +93,7 @@ def test_a_hint_belongs_to_the_row_that_it_was_asked_for_though_another_began_me
 
         rows, hints = RowBuilder(hinted), []
         for prompt in asked:
-            rows.turn(Completion([2], [-0.5], [0], False, [prompt]))
+            rows.add_turn(Completion([2], [-0.5], [0], False, [prompt]))
             hints.append(asyncio.create_task(rows.add_hint(prompt)))
             await asyncio.sleep(0)
         for event, hint in zip(asked.values(), hints, strict=True):

@@ -7,8 +7,8 @@ import pytest
 
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import Tokenizer, load_renderer, parser
-from rl.sampling.renderer_chat import RendererChat, before_stop
+from rl.model.tokenizer import Tokenizer, load_parser, load_renderer
+from rl.sampling.renderer_chat import RendererChat, tokens_before_stop
 from rl.sampling.tokens_chat import TokensChat
 from tests.support.scripted import (
     HI,
@@ -92,7 +92,7 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
         [*HI, {"role": "assistant", "content": called}], tools=None, add_generation_prompt=False
     )
     chat = RendererChat(STOPPING, renderer, ScriptedClient(), 256, LiveVersion(7))
-    prompt = run_virtually(chat.open(list(HI), None))
+    prompt = run_virtually(chat.first_prompt(list(HI), None))
     ids = spoken[PREFIX : spoken.index(IM_END, PREFIX)]
     whole = Completion(ids, [], [], cut_off=False, prompt_ids=prompt.token_ids)
     stopped = replace(whole, token_ids=[*ids, *b"then!"], stop="!")
@@ -114,12 +114,12 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
 def test_a_token_is_split_where_the_stop_text_begins(text, stop, kept):
     tokenizer, renderer = Tokenizer(WIKI), load_renderer(WIKI, "qwen3")
     completion = Completion(tokenizer.encode(text), [], [], cut_off=False, stop=stop)
-    assert tokenizer.decode(before_stop(renderer, completion)) == kept
+    assert tokenizer.decode(tokens_before_stop(renderer, completion)) == kept
 
 
 def test_nothing_is_cut_if_the_decoded_text_lacks_the_stop_text():
     completion = Completion([*b"abc"], [], [], cut_off=False, stop="zz")
-    assert before_stop(tiny_renderer(), completion) == [*b"abc"]
+    assert tokens_before_stop(tiny_renderer(), completion) == [*b"abc"]
 
 
 def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
@@ -130,14 +130,14 @@ def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
             asked.append(messages)
             return [1, 2, 3]
 
-    renderer = parser(tiny_model(tmp_path), "qwen3")
+    renderer = load_parser(tiny_model(tmp_path), "qwen3")
     connected = TokensChat(STOPPING, renderer, Template(), 256, LiveVersion(7))
     reply = [{"role": "user", "content": "why"}]
     with connected.group() as chat:
-        prompt = run_virtually(chat.open(list(HI), None))
+        prompt = run_virtually(chat.first_prompt(list(HI), None))
         completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
         message = chat.message(prompt, completion)
-        run_virtually(chat.follow(prompt, completion, message, reply))
+        run_virtually(chat.next_prompt(prompt, completion, message, reply))
     assert message["content"] == "5"
     assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
 
@@ -145,8 +145,8 @@ def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
 @pytest.mark.parametrize(
     ("stop", "sentence"),
     [
-        (["a", ""], "sampler.stop has an empty text, which would end every turn: leave it out"),
-        (list("abcde"), "sampler.stop has 5 texts, and the OpenAI API takes 4: leave some out"),
+        (["a", ""], "sampler.stop contains an empty text, which would end every turn: remove it"),
+        (list("abcde"), "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some"),
     ],
 )
 def test_invalid_stop_texts_are_refused(stop, sentence):

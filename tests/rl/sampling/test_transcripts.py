@@ -44,9 +44,9 @@ def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, c
     assert {rollout.messages[-1]["content"] for rollout in group} == {"short"}
     assert len(group) == 16
     assert {record.getMessage() for record in caplog.records} == {
-        "demonstrations longer than max_seq_len=256 are left out"
+        "demonstrations longer than max_seq_len=256 are skipped"
     }
-    with pytest.raises(ValueError, match=r"but max_seq_len=4: raise max_seq_len"):
+    with pytest.raises(ValueError, match=r"but max_seq_len=4: set model"):
         sampler.group(ScriptedEnv(), tiny_renderer(), Random(0), 16, 4)
 
 
@@ -75,7 +75,9 @@ def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
 
 def test_a_line_that_is_no_conversation_is_named(tmp_path):
     path = written(tmp_path, line(assistant("good"), "stop"), {"prompt": "hi"})
-    with pytest.raises(ValueError, match=r"rollouts.jsonl, line 2: no JSON object with `messages`"):
+    with pytest.raises(
+        ValueError, match=r"rollouts.jsonl, line 2: write a JSON object with `messages`"
+    ):
         read_conversations(path, None)
 
 

@@ -156,7 +156,7 @@ def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkey
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "r/config.yaml")
-    sentence = r"No space left.*r/config.yaml'?: free disk space there first"
+    sentence = r"No space left.*r/config.yaml'?: free space on this disk"
     with pytest.raises(RunFailed, match=sentence), reporting_full_disk():
         raise full
     with pytest.raises(PermissionError), reporting_full_disk():

@@ -171,7 +171,7 @@ def test_a_requested_restart_happens_once(fleet):
     request_restart(fleet.folder, "inference0", 0, "it took no weights")
     assert fleet.look() is None
     assert fleet.incarnations() == [1, 0]
-    assert fleet.warnings()[0].startswith("was given up: it took no weights; the server is")
+    assert fleet.warnings()[0].startswith("is unusable: it took no weights; the server is")
     request_restart(fleet.folder, "inference0", 0, "said late")  # of a start that is over
     assert [fleet.look() for _ in range(3)] == [None] * 3
     assert fleet.incarnations() == [1, 0]

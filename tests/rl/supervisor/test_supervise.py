@@ -79,7 +79,7 @@ def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "model" / "config.json").write_text("{}")
     model = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
     result = train(*model, "model.path=model", output_dir=tmp_path)
-    assert "model holds no tokenizer.json: save the" in result.stderr
+    assert "model contains no tokenizer.json: save the" in result.stderr
     assert result.stderr.startswith("this run cannot start:\n- ")
     assert "Traceback" not in result.stderr
     assert result.returncode == 2
@@ -100,8 +100,8 @@ def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp
 def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
-    assert result.stderr.startswith("this run cannot start:\n- warm starts are kept in ")
-    assert "file/warm, which cannot be written (Not a directory): set the" in result.stderr
+    assert result.stderr.startswith("this run cannot start:\n- the cache of warm starts, ")
+    assert "file/warm, is not writable (Not a directory): set the" in result.stderr
     assert "OFFBYONE_CACHE to a writable folder" in result.stderr
     assert result.returncode == 2
 

@@ -80,7 +80,7 @@ def test_without_a_finished_step_the_run_fails_when_the_time_is_over(tmp_path, c
     limit.request_stop_if_due(stop)
     assert not stop.asked
     clock.now = 1061.0
-    with pytest.raises(RunFailed, match="max_time=60 was over before the end of the first step"):
+    with pytest.raises(RunFailed, match="max_time=60 was over before the first step"):
         limit.request_stop_if_due(stop)
 
 

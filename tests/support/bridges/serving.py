@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.messages import Message
-from envs.protocol import Spoken
+from envs.protocol import PolicyTurn
 from envs.verifiers.endpoint import completion
 from tests.support.answers import Answers
 
@@ -17,7 +17,7 @@ class ScriptedEndpoint(Answers):
         self._speak = speak
 
     def answer(self, path: str, body: Any, number: int) -> tuple[Any, ...]:
-        return 200, completion(Spoken(self._speak(body["messages"]), False, 10, 5))
+        return 200, completion(PolicyTurn(self._speak(body["messages"]), False, 10, 5))
 
 
 def reverse_half(messages: list[Message]) -> Message:

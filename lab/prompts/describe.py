@@ -1,4 +1,4 @@
-"""Describe rollouts for the teacher model: query, completion, expected answer and reward."""
+"""Describes rollouts to the reflection model: query, completion, expected answer and reward."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ FIELDS = (
 )
 
 
-def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the description of one rollout. `columns` names additional fields."""
+def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
+    """Return the description of one rollout. `columns`: additional fields (state_columns)."""
     record, info = attempt.record, attempt.example.info
     description: dict[str, Any] = {
         "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
@@ -33,7 +33,7 @@ def lesson(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def value_of_column(attempt: Attempt, name: str) -> Any:
-    """Return the field `name` of the rollout's record or of the example's info."""
+    """Return the field `name` from the rollout's record or from the example's info."""
     if name == THINKING:
         turns = attempt.record["messages"][attempt.num_opening :]
         return "\n".join(filter(None, (m.get("reasoning_content") for m in turns)))
@@ -41,17 +41,17 @@ def value_of_column(attempt: Attempt, name: str) -> Any:
 
 
 def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
-    """Raise ValueError if `columns` names a field that no rollout has."""
+    """Raise ValueError if `columns` contains a field that no rollout has."""
     known = {key for example in examples for key in example.info}
     if unknown := [name for name in columns if name not in known and name not in FIELDS]:
         raise ValueError(
-            f"state_columns names {', '.join(unknown)}: a rollout has {', '.join(FIELDS)}, and "
-            f"the examples' info has {', '.join(sorted(known)) or 'nothing'}"
+            f"state_columns contains {', '.join(unknown)}, which no rollout has: choose from "
+            f"{', '.join([*FIELDS, *sorted(known)])}"
         )
 
 
 def conversation(messages: Sequence[Message]) -> str:
-    """Return the messages as one text with roles, or only the content of a single message."""
+    """Return the messages as one text with roles. A single message is returned without its role."""
     if len(messages) == 1 and not messages[0].get("tool_calls"):
         return str(messages[0].get("content") or "")
     return "\n".join(line for message in messages for line in _lines(message))
@@ -69,6 +69,6 @@ def _lines(message: Message) -> list[str]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a mapping or a list as JSON, because GEPA would format it with headings."""
+    """Return a mapping or a list as JSON text. Otherwise GEPA formats it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

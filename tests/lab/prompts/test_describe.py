@@ -4,7 +4,7 @@ import pytest
 
 from envs.episode import Example
 from envs.messages import assistant, tool_call, user
-from lab.prompts.lesson import check_columns, lesson
+from lab.prompts.describe import check_columns, describe_rollout
 from lab.prompts.prompt_player import Attempt
 
 EXAMPLE = Example(id=0, env="e", messages=[user("who?")], info={"answer": "Ola", "level": 2})
@@ -17,7 +17,7 @@ def attempt(*turns: dict, **record: object) -> Attempt:
 
 
 def test_one_turn_is_told_as_it_was_said():
-    assert lesson(attempt(assistant("Per")), []) == {
+    assert describe_rollout(attempt(assistant("Per")), []) == {
         "query": "who?",
         "completion": "Per",
         "expected_answer": "Ola",
@@ -30,7 +30,7 @@ def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers(
     broken = tool_call("find")
     broken["tool_calls"][0]["error"] = "query is missing"
     answer = {"role": "tool", "tool_call_id": "call_0", "content": "page 3"}
-    told = lesson(attempt(call, answer, broken, assistant("Ola")), [])
+    told = describe_rollout(attempt(call, answer, broken, assistant("Ola")), [])
     assert told["completion"].splitlines() == [
         'assistant calls find({"query": "Ola"})',
         "tool: page 3",
@@ -40,15 +40,15 @@ def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers(
 
 
 def test_a_rollout_that_was_cut_off_says_so_and_one_without_an_answer_has_none():
-    told = lesson(attempt(assistant("P"), stop_reason="max_tokens"), [])
+    told = describe_rollout(attempt(assistant("P"), stop_reason="max_tokens"), [])
     assert told["error"] == "the rollout was cut off: max_tokens"
     unknown = Attempt(Example(id=0, env="e", messages=[]), 2, attempt(assistant("P")).record)
-    assert "expected_answer" not in lesson(unknown, [])
+    assert "expected_answer" not in describe_rollout(unknown, [])
 
 
 def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
     turn = {**assistant("Per"), "reasoning_content": "Let me see."}
-    told = lesson(attempt(turn), ["rewards", "level", "thinking"])
+    told = describe_rollout(attempt(turn), ["rewards", "level", "thinking"])
     assert told["rewards"] == '{"exact": 0.0}'
     assert (told["level"], told["thinking"]) == (2, "Let me see.")
     assert "Let me see" not in told["completion"]
@@ -56,5 +56,8 @@ def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
 
 def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():
     check_columns(["level", "turns", "thinking"], [EXAMPLE])
-    with pytest.raises(ValueError, match=r"names levle: a rollout has rewards, .*answer, level"):
+    with pytest.raises(
+        ValueError,
+        match=r"contains levle, which no rollout has: choose from rewards, .*answer, level",
+    ):
         check_columns(["levle"], [EXAMPLE])
