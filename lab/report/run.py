@@ -12,6 +12,7 @@ import yaml
 
 from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
 from lab.report.statistics import Floats
+from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
@@ -21,7 +22,6 @@ from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, printable
-from rl.runtime.user_code import code_versions
 
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
@@ -76,7 +76,7 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
-    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/user_code.py
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/code_copies.py
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards

@@ -15,10 +15,10 @@ import yaml
 
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
+from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
-from rl.runtime.user_code import changed_code
 
 Config = Mapping[str, Any]
 _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux

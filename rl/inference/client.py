@@ -12,9 +12,9 @@ import aiohttp
 import msgspec
 
 from rl.inference.completion import (
-    Answer,
     AttemptFailed,
     Completion,
+    GenerateAnswer,
     GenerationError,
     RequestFailed,
     completion_of,
@@ -225,7 +225,7 @@ class GroupClient:
         }
 
         def read(content: bytes) -> list[Completion]:
-            choices = msgspec.json.decode(content, type=Answer).choices
+            choices = msgspec.json.decode(content, type=GenerateAnswer).choices
             return [completion_of(choice, list(prompt_ids)) for choice in choices]
 
         completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)

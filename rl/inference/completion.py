@@ -65,14 +65,14 @@ class Choice(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
 
 
-class Answer(msgspec.Struct, gc=False):
+class GenerateAnswer(msgspec.Struct, gc=False):
     """The answer of vLLM's generate route."""
 
     choices: list[Choice]
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
-    """Convert one choice of vLLM's answer into a Completion of the prompt.
+    """Convert an entry of `choices` in vLLM's answer to a Completion.
 
     Raise AttemptFailed if vLLM aborted the choice, or if a token has no logprob or no version.
     """

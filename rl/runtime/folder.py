@@ -31,7 +31,7 @@ class RunFolder:
     config = Inside("config.yaml")  # the resolved configuration
     overrides = Inside("overrides.yaml")  # the command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
-    code = Inside("code")  # copies of the user's source files (user_code.py)
+    code = Inside("code")  # copies of the user's source files (code_copies.py)
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
     dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
     rollouts = Inside("rollouts")  # all rollouts, one file per training step

@@ -32,6 +32,7 @@ from rl.dry_call.child import DryCall
 from rl.model.folder import check_trainable, fingerprint
 from rl.model.shape import shape_of
 from rl.runtime.child import Reaper
+from rl.runtime.code_copies import changed_code, copy_code
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import write_whole
@@ -43,7 +44,6 @@ from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_d
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
-from rl.runtime.user_code import changed_code, copy_code
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve

@@ -8,8 +8,8 @@ import pytest
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run
+from rl.runtime.code_copies import copy_code
 from rl.runtime.folder import RunFolder
-from rl.runtime.user_code import copy_code
 from tests.support.composing import REPO, Changes, changed, chosen, only_problem
 
 

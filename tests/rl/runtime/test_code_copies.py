@@ -3,8 +3,8 @@
 import pytest
 
 from envs.user_code import ROOT
+from rl.runtime.code_copies import changed_code, code_versions, copy_code
 from rl.runtime.folder import RunFolder
-from rl.runtime.user_code import changed_code, code_versions, copy_code
 
 
 @pytest.fixture
