@@ -68,15 +68,15 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "prompts that only the server measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
-        "length of a prompt of rl.sampling.tokens_chat.TokensClient is not known before",
+        "length of a prompt of rl.sampling.tokens_chat.TokensClient is known only to the server",
     ),
     "prompts of a library": (
         {"sampler.max_prompt_len": 200, "env": VERIFIERS},
-        "length of a prompt of envs.verifiers.environment.Verifiers is not known before",
+        "length of a prompt of envs.verifiers.environment.Verifiers is known only to the server",
     ),
     "prompts of a library, in a mixture": (
         {"sampler.max_prompt_len": 200, "env": MIXTURE | {"envs": {"words": VERIFIERS}}},
-        "length of a prompt of envs.verifiers.environment.Verifiers is not known before",
+        "length of a prompt of envs.verifiers.environment.Verifiers is known only to the server",
     ),
     "row longer than the model": (
         {"max_seq_len": 512},
