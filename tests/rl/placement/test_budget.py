@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
     )
     with pytest.raises(ConfigError, match=sentence):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
-    with pytest.raises(ConfigError, match=r"which need 93\.9: .*; trainer 83\.4 = .* \+ step 15"):
+    with pytest.raises(ConfigError, match=r"need 93\.9 GiB: .*; trainer 83\.4 = .* \+ step 15"):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # 17 % more than the GPU has
     offloaded = ("deepspeed=zero3_offload_optimizer", "trainer.tokens_per_micro_batch=1024")
     planned(gpus(1, 80), *offloaded)  # is not refused
