@@ -67,7 +67,9 @@ class Rehearsal(loop.TrainingRun):
         self.status = Status(folder, "trainer.rank0")
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word)
         stats = {**STATS, "train/grad_norm": float(moves)}
-        self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
+        self.learner = SimpleNamespace(
+            policy=None, shares_prefixes=True, update=lambda batch, observer: dict(stats)
+        )
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed: list[tuple[int, bool]] = []
         pusher: Any = self
@@ -141,7 +143,8 @@ def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
     run.train()
     assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
     assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
-    assert [c.step for c in calls if c.what == "next_batch"] == [3, 4, 5]
+    asked = [(c.step, c.shares_prefixes) for c in calls if c.what == "next_batch"]
+    assert asked == [(3, True), (4, True), (5, True)]
 
 
 def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):
