@@ -94,6 +94,20 @@ async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
     assert second.micro_batches[0].rollout_ids.tolist() == [1]
 
 
+@pytest.mark.parametrize(("shares", "num_micro_batches"), [(True, 1), (False, 2)])
+async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_these(
+    tmp_path, shares, num_micro_batches
+):
+    made = group(*range(1, 9))  # rollouts of equal tokens
+    length = len(made.rollouts[0].rows[0].token_ids)
+    served = service(tmp_path, [made])
+    served._run.trainer.ranks = 1
+    served._run.trainer.tokens_per_micro_batch = 4 * length
+    call = Call(what="next_batch", step=0, shares_prefixes=shares)
+    (answer,) = await asked(served, call)
+    assert len(unpack(answer.value, RankBatch).micro_batches) == num_micro_batches
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 async def test_an_error_while_a_batch_is_planned_ends_the_process_with_that_error(rank, tmp_path):
     served = service(tmp_path, [group(1.0, 0.0)], {"_target_": "losses.advantages.group_mean"})

@@ -69,7 +69,7 @@ class Rehearsal(loop.TrainingRun):
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(
-            shares_prefixes=False, policy=None, update=lambda batch, observer: dict(stats)
+            policy=None, shares_prefixes=True, update=lambda batch, observer: dict(stats)
         )
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed: list[tuple[int, bool]] = []
@@ -144,7 +144,8 @@ def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
     run.train()
     assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
     assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
-    assert [c.step for c in calls if c.what == "next_batch"] == [3, 4, 5]
+    asked = [(c.step, c.shares_prefixes) for c in calls if c.what == "next_batch"]
+    assert asked == [(3, True), (4, True), (5, True)]
 
 
 def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):
