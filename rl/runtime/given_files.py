@@ -1,4 +1,4 @@
-"""Read the files of a run folder that another person may have made (docs/scaling.md, strangers).
+"""Read the files of a run folder that another person may have made (docs/scaling.md).
 
 A reader must not wait for ever, fill the memory, or show a file from outside of the folder. A
 resumed run also writes, so every path of its folder is checked first.
