@@ -1,4 +1,4 @@
-"""Read the files of a run folder that another person may have made (docs/scaling.md, strangers).
+"""Read the files of a run folder that another person may have made (docs/scaling.md).
 
 A reader must not wait for ever, fill the memory, or show a file from outside of the folder. A
 resumed run also writes, so every path of its folder is checked first.
@@ -83,7 +83,10 @@ def foreign_path(folder: Path) -> str:
     walked = os.walk(top)
     paths = [Path(above, name) for above, *below in walked for name in chain(*below)]
     for path in [top, *paths]:
-        status = path.lstat()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # another process uses the folder, which its lock will show
+            continue
         if status.st_uid not in owners:
             return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"
         if stat.S_ISLNK(status.st_mode):

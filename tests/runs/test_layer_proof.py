@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rl.inference.server import STARTED_BY_RUN
+
 pytestmark = [pytest.mark.server]
 
 STEP = 1e-3  # relative change of a weight: most bfloat16 weights round back to their old value
@@ -243,3 +245,19 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     assert wrong() == ["v"]
     del manager.modules["o"]
     assert wrong() == ["o", "v"]
+
+
+def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
+    from vllm.platforms import current_platform
+
+    from rl.inference.quick_start import start_quickly
+
+    platform, name = type(current_platform), "check_and_update_config"
+    before = vars(platform)[name]
+    monkeypatch.setattr(platform, name, before)  # restores it after the test
+    monkeypatch.delenv(STARTED_BY_RUN, raising=False)
+    start_quickly()
+    assert vars(platform)[name] is before
+    monkeypatch.setenv(STARTED_BY_RUN, "1")
+    start_quickly()
+    assert (vars(platform)[name] is not before) == current_platform.is_cpu()
