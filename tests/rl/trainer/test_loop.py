@@ -68,7 +68,9 @@ class Rehearsal(loop.TrainingRun):
         self.profiler = None
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
         stats = {**STATS, "train/grad_norm": float(moves)}
-        self.learner = SimpleNamespace(policy=None, update=lambda batch, observer: dict(stats))
+        self.learner = SimpleNamespace(
+            policy=None, shares_prefixes=False, update=lambda batch, observer: dict(stats)
+        )
         self.metrics, self.logger = MetricsFile(folder), build(self.run.logger)()
         self.pushed: list[tuple[int, bool]] = []
         pusher: Any = self
