@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from losses.groups import ScoredGroup
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.limits import DECIDED_ELSEWHERE, free_form_problems
@@ -162,6 +163,6 @@ def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> N
 def test_build_gives_the_callable_with_its_options_and_nothing_else(config: dict[str, Any]) -> None:
     made = build(config["advantage"] | {"_target_": "losses.advantages.group_zscore", "epsilon": 1})
     assert made.keywords == {"epsilon": 1.0}
-    assert made([1.0, 1.0]) == [0.0, 0.0]
+    assert made(ScoredGroup.by_hand([1.0, 1.0])) == [0.0, 0.0]
     with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not an option"):
         build({"_target_": "losses.advantages.none", "epsilon": 1})
