@@ -17,7 +17,7 @@ B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves, W:
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,6 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     order = np.array(sorted(range(len(keys)), key=lambda row: keys[row].tobytes()))
     keys, lengths = keys[order], lengths[order]
     differs = np.pad(keys[1:] != keys[:-1], ((1, 0), (0, 1)), constant_values=True)
-    differs[0] = True
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
     starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of the first own token
     is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T]
@@ -106,17 +105,17 @@ def _blocks(
     parts = [(f, common[f[1:]].min()) for f in families if len(f) > 1]
     for members, first in [(alone, 0), *parts]:
         if first:
-            yield leaves[members[:1]], 0, first
+            yield leaves[members[:1]], 0, int(first)
         rows = leaves[members]
         rows = rows[np.argsort(-lengths[rows], kind="stable")]
         while len(rows):
             # The shortest leaf has at least three quarters of the longest one's length.
             number = int((lengths[rows] >= 0.75 * lengths[rows[0]]).sum())
-            yield rows[:number], first, lengths[rows[0]]
+            yield rows[:number], int(first), int(lengths[rows[0]])
             rows = rows[number:]
 
 
-def states_before(body: PreTrainedModel, token_ids: Tensor, mask: Tensor) -> Tensor:
+def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Return the hidden states [N, H] from which the masked tokens are predicted, row by row.
 
     `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
@@ -134,21 +133,24 @@ def states_before(body: PreTrainedModel, token_ids: Tensor, mask: Tensor) -> Ten
         input_ids=on_device(packed.token_ids)[None],
         position_ids=on_device(packed.positions)[None],
         use_cache=False,
-        leaves=[(on_device(index), first) for index, first in packed.leaves],
-        copies=on_device(packed.copies),
+        layout=_Layout(
+            [(on_device(index), first) for index, first in packed.leaves],
+            on_device(packed.copies),
+        ),
     ).last_hidden_state[0]
     # In float32, the gradients of a state that several rows share are added without rounding.
     return _exact(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 
-def shares_prefixes(model: PreTrainedModel) -> bool:
+def shares_prefixes(model: Any) -> bool:
     """Return whether `share_prefixes` was called on the model and accepted it."""
     return model.config._attn_implementation == _NAME
 
 
 def share_prefixes(model: PreTrainedModel) -> None:
     """Let `states_before` compute shared beginnings once; log a warning if that is not exact."""
-    before, training = model.config._attn_implementation, model.training
+    before: Any = model.config._attn_implementation
+    training = model.training
     reason = _obstacle(model)
     if not reason:
         AttentionInterface.register(_NAME, _attend)
@@ -189,6 +191,16 @@ def _check_states(model: PreTrainedModel) -> Tensor:
     return states_before(model.base_model, token_ids, mask)
 
 
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """The fields of `Packed` that the attention reads, on the model's device."""
+
+    leaves: list[tuple[Tensor, int]]  # [S, W] each
+    copies: Tensor  # [P]
+
+
+# Not compiled, because every number of blocks would compile all layers again.
+@torch.compiler.disable
 def _attend(
     module: nn.Module,
     query: Tensor,  # [1, heads, P, size]
@@ -196,15 +208,14 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,  # noqa: ARG001 None, because transformers makes no mask
     *args: Any,
-    leaves: Sequence[tuple[Tensor, int]],  # [S, W] each
-    copies: Tensor,  # [P]
+    layout: _Layout,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute the attention of packed tokens in the rows of the leaves."""
     # In float32, the gradients of a token that several rows share are added without rounding.
     packed = [_exact(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
-    for index, first in leaves:
+    for index, first in layout.leaves:
         is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
         inside = packed[0].dtype if is_short else query.dtype
         queries, keys, values = (
@@ -220,7 +231,7 @@ def _attend(
             module, queries[:, :, first:], keys, values, mask, *args, **kwargs
         )
         outputs.append(attended.flatten(0, 1))
-    return torch.cat(outputs).index_select(0, copies)[None].to(query.dtype), None
+    return torch.cat(outputs).index_select(0, layout.copies)[None].to(query.dtype), None
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:

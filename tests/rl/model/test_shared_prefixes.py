@@ -26,7 +26,7 @@ from transformers import (
 from rl.learner.critic import ValueModule
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import keep_weight_gradients
-from rl.model.loading import load_model, recompute_layers, use_float32_attention
+from rl.model.loading import compile_layers, load_model, recompute_layers, use_float32_attention
 from rl.model.lora import LoRA
 from rl.model.shared_prefixes import pack, share_prefixes, shares_prefixes, states_before
 from tests.support import tiny_policy
@@ -263,6 +263,25 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how, le
     norm = sum(g.square().sum() for g in wanted.values()).sqrt()
     gap = sum((gradient[n] - g).square().sum() for n, g in wanted.items()).sqrt()
     assert gap < 1e-5 * norm
+
+
+def test_compiled_layers_are_not_compiled_again_for_another_number_of_blocks(tmp_path):
+    model, compiled = load_model(tiny_policy.model_folder(tmp_path), torch.float32, 0), []
+    share_prefixes(model)
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    compile_layers(model, backend)
+    lengths = [(np.full(n, n), [n - 1]) for n in (90, 50, 25, 12)]
+    counts, inputs = [], [forked(200), tuple(map(torch.tensor, padded(lengths)))]
+    for each in inputs:
+        states_before(model.base_model, *each)
+        counts.append(len(compiled))
+    blocks = [len(pack(ids.numpy(), mask.numpy()).leaves) for ids, mask in inputs]
+    assert blocks == [2, 4]
+    assert counts[0] == counts[-1] > 0
 
 
 def test_a_window_that_is_left_out_would_be_seen():
