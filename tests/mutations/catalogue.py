@@ -177,9 +177,22 @@ MUTATIONS = (
     ),
     Mutation(
         "logprobs: shifted by one token",
-        "rl/learner/logprobs.py",
-        "before = hidden[:, :-1][chosen]",
-        "before = hidden[:, 1:][chosen]",
+        "rl/model/shared_prefixes.py",
+        "return hidden[:, :-1][mask[:, 1:]]",
+        "return hidden[:, 1:][mask[:, 1:]]",
+        "tests/rl/learner/test_logprobs.py",
+    ),
+    Mutation(
+        "shared_prefixes: a sliding window is ignored",
+        "rl/model/shared_prefixes.py",
+        'kwargs.get("sliding_window")',
+        "None",
+    ),
+    Mutation(
+        "shared_prefixes: completion tokens read the states after them",
+        "rl/model/shared_prefixes.py",
+        "before=by_row[:, :-1][mask[:, 1:]]",
+        "before=by_row[:, 1:][mask[:, 1:]]",
     ),
     Mutation(
         "output head: its weight's gradient summed in bfloat16",
@@ -346,8 +359,8 @@ MUTATIONS = (
     Mutation(
         "rollouts_link: every rank gets the share of rank 0",
         "rl/trainer/rollouts_link.py",
-        'Call(what="next_batch", rank=self._rank, step=step)',
-        'Call(what="next_batch", step=step)',
+        'Call(what="next_batch", rank=self._rank, step=step,',
+        'Call(what="next_batch", step=step,',
         "tests/rl/test_wire.py",
     ),
     Mutation(
@@ -399,10 +412,11 @@ MUTATIONS = (
         "reward=c.reward + penalty",
     ),
     Mutation(
-        "plan: one rank gets all long rows",
-        "rl/rollouts/plan.py",
+        "packing: one rank gets all long rows",
+        "rl/rollouts/packing.py",
         "        loads[lightest] += row.length\n",
         "",
+        "tests/rl/rollouts/test_plan.py",
     ),
     Mutation(
         "plan: aggregates rollouts instead of prompts",
