@@ -57,12 +57,12 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
         FolderUnusable: another process holds the lock, the folder cannot be written, or a path in
             it is not the user's own file.
     """
-    if problem := foreign_path(run_folder.path):
-        raise FolderUnusable(problem)
     above = run_folder.path.parents
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
+        if problem := foreign_path(run_folder.path):
+            raise FolderUnusable(problem)
         # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:

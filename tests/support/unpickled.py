@@ -1,6 +1,7 @@
 """An object that runs code when it is unpickled."""
 
 from pathlib import Path
+from typing import Any
 
 
 class Written:
@@ -9,5 +10,5 @@ class Written:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (self.path,)

@@ -59,7 +59,7 @@ FAMILIES = {
     "olmo2": Olmo2Config(**SIZES),
     "phi3": Phi3Config(**SIZES),
     "experts": Qwen3MoeConfig(
-        **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
     "learned positions": GPT2Config(**GPT2),
     "sliding window": MistralConfig(**SIZES, sliding_window=4),
