@@ -59,12 +59,12 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _by_token_ids(row: Row) -> bytes:
+def _by_token_ids(row: TrainingRow) -> bytes:
     """Return a sort key that puts rows with equal beginnings next to each other."""
     return row.token_ids.astype(">u4").tobytes()
 
 
-def _num_equal(one: Row, other: Row) -> int:
+def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
     """Return the number of equal tokens at the beginning of two rows."""
     length = min(one.length, other.length)
     differs = one.token_ids[:length] != other.token_ids[:length]
