@@ -37,7 +37,7 @@ class Nested:
     """A stand-in for a nested node, both in annotations and as a value for msgspec."""
 
     def __class_getitem__(cls, _item: Any) -> type:
-        return cls  # this makes Callable[[int], str] mean a node
+        return cls  # so that Callable[[int], str] evaluates to Nested
 
 
 _KNOWN = {
@@ -47,12 +47,12 @@ _KNOWN = {
     **dict.fromkeys(("Mapping", "MutableMapping", "Dict"), Mapping),
     "Tuple": tuple,
 }
-# msgspec's type names in messages -> our names.
-_WORDS = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
+# msgspec's type names in error messages -> the names that our messages use.
+_TYPE_NAMES = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
 
 
 class _Names(dict[str, Any]):
-    """The names that annotations of one module may contain."""
+    """The namespace in which the annotations of one module are evaluated."""
 
     def __init__(self, module: Module) -> None:
         super().__init__(_KNOWN)
@@ -60,7 +60,7 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
-            raise KeyError(name)  # after a KeyError, eval searches the builtins
+            raise KeyError(name)  # eval then searches the builtins
         match find(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
@@ -153,7 +153,7 @@ def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
         return f"{path} is {shown}, expected {' or '.join(names)}{hint}"
     expected = error.removeprefix("Expected ").partition(", got")[0].replace("`", "")
-    expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected)
+    expected = re.sub(r"\w+", lambda word: _TYPE_NAMES.get(word[0], word[0]), expected)
     quoted = expected.startswith("str") and isinstance(value, int | float)
     remedy = f": write it in quotes, in a shell {path}=\"'{shown}'\"" if quoted else ""
     return f"{path} is {shown}, expected {expected}{remedy}"

@@ -124,7 +124,7 @@ class DryCall:
             lines = self._path("log").read_text(errors="replace").strip().splitlines()
             end = "\n  ".join(lines[-_LAST_LINES:])
             raise ConfigError(
-                [f"the dry call of your functions ended with status {status}:\n  {end}"]
+                [f"the dry call of the components ended with status {status}:\n  {end}"]
             ) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}

@@ -44,11 +44,13 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
                     raise BadResult(
-                        f"drew {len(indices)} groups: return {count} different waiting groups"
+                        f"drew the groups {indices}: draw() must return {count} different groups "
+                        "that add() has accepted and draw() has not returned before"
                     )
                 if len(set(indices)) != count:
                     raise BadResult(
-                        f"drew a group twice: {sorted(indices)}; return each group once"
+                        f"drew a group twice: draw() returned {sorted(indices)}, and must return "
+                        "each group once"
                     )
                 waiting.difference_update(indices)
         another = made()
@@ -67,7 +69,7 @@ def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
     """Raise BadResult if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
-        raise BadResult(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
+        raise BadResult(f"has no {names}: derive from {base.__module__}.{base.__qualname__}")
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
@@ -132,7 +134,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                 for pool in pools:
                     if len(pool.examples) and not isinstance(pool.examples[0], Example):
                         kind = type(pool.examples[0]).__name__
-                        raise BadResult(f"has examples of type {kind}: return envs.episode.Example")
+                        raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
             except ValueError as error:  # a signal handler outside the main thread
                 if "main thread" not in str(error):
@@ -163,5 +165,5 @@ def check_methods(report: Report, env: type) -> None:
             try:
                 inspect.signature(method).bind(None, *given)
             except TypeError as error:
-                why = f"has other parameters ({error}): accept {' and '.join(given)}"
+                why = f"cannot be called ({error}): its parameters must be {' and '.join(given)}"
                 raise BadResult(why) from None

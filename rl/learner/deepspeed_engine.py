@@ -43,8 +43,8 @@ class _TensorFiles(TorchCheckpointEngine):
         except UnpicklingError as error:
             # PyTorch's own advice is to allow the class, which is wrong for a foreign file.
             raise ValueError(
-                f"{path} is not loaded, because it is damaged or holds more than tensors. A "
-                "checkpoint from another person or an older DeepSpeed can do this: start a new run"
+                f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
+                "another person or of an older DeepSpeed may contain code: start a new run"
             ) from error
 
 
@@ -153,7 +153,7 @@ def load_engine(engine: Any, folder: Path) -> None:
     """
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
-        raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
+        raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
 
 
 def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:

@@ -52,8 +52,8 @@ class PolicyModule(nn.Module):
         self._head_dtype = head_dtype
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
-                f"the output head is a {type(self.head).__name__}, and only a plain linear one can "
-                "be applied chunk by chunk: leave lm_head out of the adapter's target modules"
+                f"the output head is a {type(self.head).__name__}, but logprobs need a torch.nn."
+                "Linear: leave lm_head out of adapter.target_modules, or use another model"
             )
 
     @property

@@ -99,7 +99,7 @@ def _use_gpu(number: int) -> None:
             f"this rank cannot use GPU {number} of CUDA_VISIBLE_DEVICES={visible}: "
             f"{str(error).strip().splitlines()[0]}. PyTorch {torch.__version__} is built for "
             f"{f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs only'}; compare with "
-            "`nvidia-smi`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to train on the CPU"
+            "the output of `nvidia-smi`, or train on the CPU by setting CUDA_VISIBLE_DEVICES=''"
         ) from error
 
 

@@ -48,7 +48,7 @@ def own_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "this folder belongs to another user", str(path))
+        raise PermissionError(errno.EPERM, "not a folder of this user", str(path))
     path.chmod(0o700)
     return path
 

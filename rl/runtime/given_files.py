@@ -27,7 +27,7 @@ def inside(path: Path, folder: Path) -> Path:
             folder counts as missing.
     """
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-        raise FileNotFoundError(errno.ENOENT, f"no regular file in {folder}", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))
     return path
 
 
@@ -36,7 +36,7 @@ def load_json(content: str | bytes) -> Any:
     try:
         return json.loads(content)
     except RecursionError:
-        raise ValueError("the JSON is nested too deep") from None
+        raise ValueError("the JSON is nested too deep for Python") from None
 
 
 def load_yaml(content: bytes) -> Any:
@@ -55,9 +55,9 @@ def load_yaml(content: bytes) -> Any:
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
         if len(sizes) > _DEEPEST or sizes[-1] > _MAX_NODES:
-            raise yaml.YAMLError("the YAML is nested too deep or expands to too many values")
+            raise yaml.YAMLError(f"more than {_DEEPEST} levels or {_MAX_NODES:,} values")
         if isinstance(event, yaml.AliasEvent) and event.anchor in names:
-            raise yaml.YAMLError("a YAML value contains itself")
+            raise yaml.YAMLError("a YAML alias refers to a value that contains this alias")
     try:
         return yaml.load(content, Loader=YAML_LOADER)
     except yaml.YAMLError:

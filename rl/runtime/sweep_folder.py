@@ -107,7 +107,7 @@ class SweepFolder:
                 os.link(aside, self._path_of(number))
                 aside.unlink()
                 return number
-        raise AssertionError("numbers do not end")
+        raise AssertionError("the loop over count() does not end")
 
     def write(self, number: int, record: JobRecord) -> None:
         """Write the record of a job."""

@@ -92,8 +92,8 @@ def _in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     if unknown := set(envs) - set(by_env):
         raise RunFailed(
-            f"reference.teachers has no teacher for the environment {min(unknown)!r}: name one, "
-            f"reference.teachers.{min(unknown)}=..."
+            f"reference.teachers has no teacher for the environment {min(unknown)!r}: add "
+            f"+reference@reference.teachers.{min(unknown)}=model"
         )
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
     # [N] position of each score, if scores are concatenated teacher by teacher

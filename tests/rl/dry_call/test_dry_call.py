@@ -154,7 +154,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
     assert learn(own("loss", hidden)).reads_advantages
     assert not learn(own("loss", hidden.replace("READS", "OTHER"))).reads_advantages
     problem = the_problem(own("loss", hidden.replace("'advantages'", "'advantage'")))
-    assert "Tokens has no field ['advantage']" in problem
+    assert "Tokens has no ['advantage']: remove it" in problem
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ ONE = "def mine(group):\n    rewards = group.rewards\n    return "
             "class mine:\n    def __init__(self, rewards): ...\n",
             "raised TypeError: mine.__init__() missing 1 required positional argument",
         ),
-        (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
+        (ONE + "rewards[:-1]\n", "returned 15 numbers instead of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
@@ -257,26 +257,26 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
 @pytest.mark.parametrize(
     ("group", "text", "said"),
     [
-        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers for a group of 16"),
+        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers instead of 16"),
         (
             "advantage",
             "class mine:\n    def __call__(self, group):\n        return [0.0] * 16\n"
             "    def state(self):\n        return {1: {2}}\n    def load(self, state): ...\n",
             "a state() that a checkpoint cannot store",
         ),
-        ("reward", "class mine:\n    pass\n", "derive it from rl.rollouts.credit.RewardShaping"),
+        ("reward", "class mine:\n    pass\n", "derive from rl.rollouts.credit.RewardShaping"),
         (
             "reward",
             "from rl.rollouts.credit import RewardShaping\nclass mine(RewardShaping):\n"
             "    def __init__(self): ...\n    def penalties(self, group):\n        return [0.0]\n",
-            "returned 1 numbers for a group of 9",
+            "returned 1 numbers instead of 9",
         ),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
         (
             "aggregation",
             "def mine(lengths, groups):\n    return [1.0]\n",
-            "1 numbers for a group of 4",
+            "1 numbers instead of 4",
         ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
@@ -286,7 +286,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def draw(self, step, count, max_staleness, running):\n"
             "        return self._groups[:count - 1]\n",
-            "drew 15 groups",
+            "must return 16 different groups",
         ),
         (
             "buffer",
@@ -320,7 +320,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return []\n"
             "    async def score(self):\n        return {}\n",
-            "has other parameters (too many positional arguments): accept the episode",
+            "cannot be called (too many positional arguments): its parameters must be the episode",
         ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
