@@ -94,8 +94,8 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
         another.example(another.next(2 * _ROUNDS))
 
 
-def select_by_rewards(order: Any, buffer: Any) -> bool:
-    """Return whether the order observes groups, or the buffer decides itself which to accept."""
+def selects_by_rewards(order: Any, buffer: Any) -> bool:
+    """Return whether the order or the buffer may choose examples by their rewards."""
     orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
     return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
         getattr(buffers, name, None) is not getattr(FifoBuffer, name)
@@ -136,12 +136,12 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # a signal handler outside the main thread
+            except ValueError as error:  # the environment set a signal handler in this thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that the cache also covers files that the expert imports late.
+        # Draw a demonstration, so that files that this imports are known to the cache, too.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

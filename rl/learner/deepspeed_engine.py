@@ -28,7 +28,7 @@ from torch.serialization import safe_globals
 from rl.learner.weight_gradients import keep_weight_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
-# The classes in DeepSpeed's files besides tensors, numbers, texts and collections.
+# The classes that a checkpoint may contain besides tensors, numbers, texts and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -36,12 +36,12 @@ class _TensorFiles(TorchCheckpointEngine):
     """The reader and writer of a checkpoint's files, which runs no code of a file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if it holds another class or function."""
+        """Return the state in a file. Raise ValueError if the file contains any other class."""
         try:
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
-            # PyTorch's own advice is to allow the class, which is wrong for a foreign file.
+            # PyTorch's message advises to allow the class, which is unsafe in a file of others.
             raise ValueError(
                 f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
                 "another person or of an older DeepSpeed may contain code: start a new run"
@@ -90,14 +90,14 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # ZeRO-3 then gathers it once per pass
+        for parameter in external:  # so that ZeRO-3 gathers it once per pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
         # correction would treat its first real step as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
-        # Here (float32, stage 0) DeepSpeed reports no norm, and steps even on non-finite gradients.
+        # For float32 weights DeepSpeed reports no norm, and steps even on non-finite gradients.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
     return engine
 
@@ -105,7 +105,7 @@ def start_engine(
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # Stage 0 refuses this key, because autograd sums the gradients there.
+    # DeepSpeed refuses this key in stage 0, where autograd sums the gradients.
     if config.get("zero_optimization", {}).get("stage", 0):
         keys["data_types"] = {"grad_accum_dtype": "fp32"}
     return keys

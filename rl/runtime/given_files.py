@@ -42,7 +42,7 @@ def load_json(content: str | bytes) -> Any:
 def load_yaml(content: bytes) -> Any:
     """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or expands too far."""
     names, by_name = list[str | None](), dict[str | None, int]()
-    sizes = [0]  # of the open collections
+    sizes = [0]  # number of values in each collection that is being read
     for event in yaml.parse(content, Loader=YAML_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -62,12 +62,12 @@ def load_yaml(content: bytes) -> Any:
         return yaml.load(content, Loader=YAML_LOADER)
     except yaml.YAMLError:
         raise
-    except Exception as error:  # for a tag with a wrong value the library raises any type
+    except Exception as error:  # the library raises various errors if a value does not fit its tag
         raise yaml.YAMLError(f"a value has the wrong type: {error}") from error
 
 
-def foreign_path(folder: Path) -> str:
-    """Return why a run must not write into `folder`, or "" if it may.
+def why_unsafe_to_write(folder: Path) -> str:
+    """Return why a run must not write into `folder`, or "" if it is safe to write.
 
     Every path in it must be a regular file or a folder of the user, because a run appends to files,
     deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder.

@@ -15,7 +15,7 @@ from typing import IO
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import foreign_path, inside
+from rl.runtime.given_files import inside, why_unsafe_to_write
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,7 +61,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        if problem := foreign_path(run_folder.path):
+        if problem := why_unsafe_to_write(run_folder.path):
             raise FolderUnusable(problem)
         # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)

@@ -13,7 +13,7 @@ from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
-from rl.dry_call.examples import _EXAMPLES_CACHE, select_by_rewards
+from rl.dry_call.examples import _EXAMPLES_CACHE, selects_by_rewards
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
@@ -560,5 +560,5 @@ def test_an_installed_package_is_a_library_in_every_folder(
 )
 def test_an_order_that_observes_and_a_buffer_that_rejects_select_examples(order, buffer, expected):
     config = composed(f"order={order}", f"buffer={buffer}")
-    assert select_by_rewards(config["order"], config["buffer"]) == expected
+    assert selects_by_rewards(config["order"], config["buffer"]) == expected
     assert learn(config).selects_examples == expected
