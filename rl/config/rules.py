@@ -201,8 +201,8 @@ def output_head(config: Config) -> Iterator[str]:
 def model_folders(config: Config) -> Iterator[str]:
     """Require that local models exist and are complete; the download checks names on the hub.
 
-    `models/mine` is a name on the hub unless the folder `models` exists here. References are
-    loaded only after the start, so their files are checked here.
+    `models/mine` is a name on the hub unless the working folder contains `models`. References are
+    loaded only after the start, so this rule also checks that their files exist.
     """
     for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)

@@ -106,7 +106,7 @@ def selects_by_rewards(order: Any, buffer: Any) -> bool:
 def first_examples(report: Report, node: Any) -> list[Pool]:
     """Return the training pools of an environment, or [] if reading takes over two seconds.
 
-    An `OSError` is not a problem here, because missing data is reported when rollouts start.
+    Ignore an `OSError`, because the rollouts process reports missing data when it starts.
     """
     key = repr(node)
     if key not in _EXAMPLES_CACHE:

@@ -164,7 +164,7 @@ def check_metrics(report: Report, metrics: Any) -> None:
         ("another component uses", report.metric_names),
     ):
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
-            raise BadResult(f"returned a metric {taken}, but {owner} this name: choose another")
+            raise BadResult(f"returned a metric {taken}, which {owner}: choose another name")
     report.metric_names |= metrics.keys()
 
 

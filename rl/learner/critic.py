@@ -106,7 +106,7 @@ class ValueModule(nn.Module):
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
         before = states_before(self.body, token_ids, mask)  # [N, H]
-        # Use float32, because values near 1 that differ by 0.4 % can be equal in bfloat16.
+        # Compute values in float32, because bfloat16 has only three significant digits.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
 

@@ -62,7 +62,7 @@ def start_engine(
         module.register_state_dict_post_hook(_drop_frozen)
         module.register_load_state_dict_post_hook(_miss_only_trained)
     fixed_keys = {
-        "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed, without effect here
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires this key, but does not use it
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,  # with True, DeepSpeed decides when to step
         "gradient_clipping": max_grad_norm,

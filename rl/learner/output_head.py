@@ -4,9 +4,9 @@
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
-The logits of a batch (tokens times vocabulary) are often larger than the model. Here one chunk of
-logits is in memory at a time, and the backward pass computes it again. Autograd would sum the
-chunks' gradients of W in bfloat16 and lose small gradients. Here this sum is in float32.
+The logits of a batch (tokens times vocabulary) are often larger than the model. OutputHead keeps
+one chunk of logits in memory at a time, and computes it again in the backward pass. It sums the
+chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """

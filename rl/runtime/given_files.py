@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
-_DEEPEST = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
+_MAX_DEPTH = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
 _MAX_NODES = 1_000_000  # maximum number of YAML values, with each alias counted as a copy
 
 
@@ -54,8 +54,8 @@ def load_yaml(content: bytes) -> Any:
             sizes[-1] += by_name.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
-        if len(sizes) > _DEEPEST or sizes[-1] > _MAX_NODES:
-            raise yaml.YAMLError(f"more than {_DEEPEST} levels or {_MAX_NODES:,} values")
+        if len(sizes) > _MAX_DEPTH or sizes[-1] > _MAX_NODES:
+            raise yaml.YAMLError(f"more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values")
         if isinstance(event, yaml.AliasEvent) and event.anchor in names:
             raise yaml.YAMLError("a YAML alias refers to a value that contains this alias")
     try:

@@ -172,7 +172,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
         ),
         (
             "return TokenLoss(-tokens.logprobs, {'reward': tokens.logprobs})",
-            "a metric 'reward', a name that the run uses itself: choose another name",
+            "a metric 'reward', which the run itself uses: choose another name",
             3,
         ),
         ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
@@ -208,7 +208,7 @@ def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> No
         ),
         {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
     )
-    assert "a metric 'correction_truncated', a name that another component uses" in the_problem(
+    assert "a metric 'correction_truncated', which another component uses" in the_problem(
         config
     )
 
@@ -216,10 +216,10 @@ def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> No
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("reward", "tokens"), "a metric 'reward' and 'tokens', a name that the run uses itself"),
-        (("entropy",), "a metric 'entropy', a name that"),
-        (("grad_norm", "mine"), "a metric 'grad_norm', a name that"),
-        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', a name that"),
+        (("reward", "tokens"), "a metric 'reward' and 'tokens', which the run itself uses"),
+        (("entropy",), "a metric 'entropy', which the run"),
+        (("grad_norm", "mine"), "a metric 'grad_norm', which the run"),
+        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', which the run"),
     ],
 )
 def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:

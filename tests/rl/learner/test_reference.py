@@ -94,7 +94,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(folder, tmp_path, key):
         teacher.start(setting(folder))
     said = str(caught.value)
     assert said.startswith(f"reference.path={tmp_path} has another tokenizer than the policy, so")
-    assert said.endswith("or use its text instead (loss=sft sampler=transcripts)")
+    assert said.endswith("or train on the teacher's text with loss=sft sampler=transcripts")
     assert "\n" not in said
 
 
