@@ -208,9 +208,7 @@ def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> No
         ),
         {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
     )
-    assert "a metric 'correction_truncated', which another component uses" in the_problem(
-        config
-    )
+    assert "a metric 'correction_truncated', which another component uses" in the_problem(config)
 
 
 @pytest.mark.parametrize(
