@@ -66,8 +66,8 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
         )
     if imitates and not learned.takes_any_text:
         yield (
-            f"{loss} needs rollouts that the policy sampled, but {sampler} returns given text: "
-            "use loss=sft, or sampler=async"
+            f"{loss} needs rollouts that the policy sampled, but {sampler} samples none: use "
+            "loss=sft, or sampler=async"
         )
 
 
@@ -82,9 +82,8 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
     yield (
-        f"with {' and '.join(changed)} vLLM samples from another distribution than the policy's, "
-        f"which biases {loss}: leave {', '.join(changed)} out, or accept the bias with "
-        "sampler.allow_biased_ratio=true"
+        f"with {' and '.join(changed)} vLLM does not sample the policy's distribution, so {loss} "
+        "is biased: remove the option, or accept the bias with sampler.allow_biased_ratio=true"
     )
 
 
@@ -108,8 +107,8 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
         yield f"kl.place=reward changes advantages, but {loss} reads none: use kl=k3"
     if place == "reward" and value_of(config, "reward.normalise_each"):
         yield (
-            "kl.place=reward lowers the sum of the rewards, but reward.normalise_each=true "
-            "computes an advantage from each single reward: use kl=k3, or set it to false"
+            "kl.place=reward lowers the sum of the rewards, but reward.normalise_each=true treats "
+            "each reward separately: use kl=k3, or reward.normalise_each=false"
         )
 
 
@@ -119,16 +118,16 @@ def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
         yield (
-            f"{loss} assumes that the current policy sampled the batch, but the first of "
-            f"updates_per_batch={updates} updates changes the policy: use updates_per_batch=1, or "
-            "loss=cispo"
+            f"{loss} assumes that the current policy sampled the batch, but updates_per_batch="
+            f"{updates} changes the policy in between: use updates_per_batch=1, or loss=cispo"
         )
     if learned.correction_is_neutral:
         return
     if is_imitator(config["sampler"]["_target_"]):
         yield (
             f"{correction} needs the logprobs of the policy that sampled the text, but "
-            f"{config['sampler']['_target_']} returns given text: use correction=none"
+            f"{config['sampler']['_target_']} returns text that no policy sampled: use "
+            "correction=none"
         )
     elif updates == 1:
         yield (
@@ -155,10 +154,7 @@ def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]
     }
     for what, is_on in lowered.items():
         if is_on and learned.advantage_refuses_negative:
-            yield (
-                f"{advantage} needs rewards >= 0, but {what} can make them negative: use "
-                "advantage=group_mean"
-            )
+            yield f"{advantage} needs rewards >= 0 but {what} lowers them: use advantage=group_mean"
 
 
 def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[str]:
@@ -170,7 +166,7 @@ def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[st
         if (exists and not is_policy) or node.get("refresh_every") or node.get("sees_hint"):
             yield (
                 f"neither {loss} nor a KL penalty uses {kind}: set kl.beta=0.01, use loss=distill "
-                "to learn from a teacher, or use reference=none"
+                "to learn from this teacher, or use reference=none"
             )
     elif not exists:
         reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
@@ -196,9 +192,8 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
             )
         if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
             yield (
-                f"{path}.refresh_every={node['refresh_every']} cannot update the reference, which "
-                f"with an adapter is the frozen base model: set {path}.refresh_every=0, or use "
-                "adapter=none"
+                f"{path}.refresh_every={node['refresh_every']} cannot refresh the base model, which "
+                f"an adapter freezes: set {path}.refresh_every=0, or use adapter=none"
             )
         if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
             yield (

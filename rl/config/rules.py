@@ -48,9 +48,8 @@ def secret_problems(config: Config) -> Iterator[str]:
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):
             yield (
-                f"{path} does not name an environment variable that is set. If it is the key "
-                f"itself, run export MY_KEY=<the key>, and set {path}=MY_KEY, because config.yaml "
-                "will contain this value"
+                f"{path} does not name an environment variable that is set: export MY_KEY=<the key>, "
+                f"and set {path}=MY_KEY, because a key itself would be written to config.yaml"
             )
 
 

@@ -64,8 +64,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     def similarity(other: str) -> tuple[float, float]:
         order = difflib.SequenceMatcher(None, word, other).ratio()
         letters = difflib.SequenceMatcher(None, sorted(word), sorted(other)).ratio()
-        # Compare sorted letters, too, so that exchanged letters (gpro) reduce it only a little.
-        return order + letters, letters
+        return order + letters, letters  # `letters` is high for exchanged letters, as in gpro
 
     closest = max(known, key=similarity, default="")
     return f": did you mean {closest}?" if similarity(closest)[0] >= _MIN_SIMILARITY else ""

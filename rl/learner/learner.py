@@ -1,7 +1,6 @@
 """The learner: policy, objective, reference and critic of a run, and one training step with them.
 
-A learner needs only the configuration. This file imports nothing of rollouts, vLLM or the training
-loop.
+It needs only the configuration, and imports nothing of rollouts, vLLM or the training loop.
 """
 
 import json

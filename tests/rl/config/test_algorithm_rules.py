@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
-        "is the frozen base model: set reference.refresh_every=0, or use adapter=none",
+        "an adapter freezes: set reference.refresh_every=0, or use adapter=none",
     ),
     "an endpoint at another temperature": (
         {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
@@ -205,8 +205,8 @@ def test_learning_from_another_distribution_must_be_accepted(
         check_all(changed(config, changes))
     (problem,) = caught.value.problems
     target = chosen("loss", loss)["_target_"]
-    assert problem.startswith(f"with sampler.{key}={value} vLLM samples from another distribution")
-    assert f"which biases {target}: leave" in problem
+    assert problem.startswith(f"with sampler.{key}={value} vLLM does not sample the policy's")
+    assert f"so {target} is biased: " in problem
     assert problem.endswith("accept the bias with sampler.allow_biased_ratio=true")
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 
