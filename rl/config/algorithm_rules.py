@@ -192,8 +192,8 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
             )
         if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
             yield (
-                f"{path}.refresh_every={node['refresh_every']} cannot refresh the base model, which "
-                f"an adapter freezes: set {path}.refresh_every=0, or use adapter=none"
+                f"{path}.refresh_every={node['refresh_every']} cannot refresh the base model, "
+                f"which an adapter freezes: set {path}.refresh_every=0, or use adapter=none"
             )
         if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
             yield (

@@ -54,7 +54,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     run_folder = RunFolder(parent / name)
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" is not a valid name of a folder below output_dir={parent}'
+        yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
     elif not name.isprintable():
         yield f"run_name={name!r} contains control characters: choose another run_name"
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:

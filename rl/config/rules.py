@@ -48,7 +48,7 @@ def secret_problems(config: Config) -> Iterator[str]:
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):
             yield (
-                f"{path} does not name an environment variable that is set: export MY_KEY=<the key>, "
+                f"{path} does not name an environment variable that is set: export MY_KEY=<key>, "
                 f"and set {path}=MY_KEY, because a key itself would be written to config.yaml"
             )
 
