@@ -119,7 +119,7 @@ def _answer(config: Config) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _too_slow(*_: object) -> None:
+def _raise_timeout(*_: object) -> None:
     raise TimeoutError(f"no result within {LIMIT_S} s")
 
 
@@ -127,7 +127,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
     """Write an answer per configuration, and the source files that all answers depend on."""
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
-    signal.signal(signal.SIGALRM, _too_slow)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     answers = [_answer(config) for config in configs]
     answer.write_text(json.dumps({"answers": answers, "files": own_files(configs)}))
 

@@ -60,7 +60,7 @@ def start_engine(
     """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
-        module.register_load_state_dict_post_hook(_miss_only_trained)
+        module.register_load_state_dict_post_hook(_ignore_missing_frozen)
     fixed_keys = {
         "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires this key, but does not use it
         "gradient_accumulation_steps": 1,
@@ -189,14 +189,14 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
     """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
-    for name in state.keys() - _trained(module):
+    for name in state.keys() - _trained_names(module):
         del state[name]
 
 
-def _miss_only_trained(module: nn.Module, keys: Any) -> None:
+def _ignore_missing_frozen(module: nn.Module, keys: Any) -> None:
     """Forget missing frozen weights, so that a load fails only if a trained weight is missing."""
-    keys.missing_keys[:] = _trained(module) & {*keys.missing_keys}
+    keys.missing_keys[:] = _trained_names(module) & {*keys.missing_keys}
 
 
-def _trained(module: nn.Module) -> set[str]:
+def _trained_names(module: nn.Module) -> set[str]:
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}
