@@ -50,7 +50,7 @@ def loss_and_aggregation(config: Config, learned: Learned) -> Iterator[str]:
     if learned.loss_weighs_sequences and not learned.aggregation_weighs_sequences:
         yield (
             f"{config['loss']['_target_']} needs equal weights of all sequences, but "
-            f"{config['aggregation']['_target_']} gives long sequences more weight: use "
+            f"{config['aggregation']['_target_']} weighs them unequally: use "
             "aggregation=sequence_mean"
         )
 
