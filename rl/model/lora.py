@@ -131,9 +131,9 @@ def check_targets(targets: str | Sequence[str]) -> None:
     ):
         raise ValueError(
             f"adapter.target_modules names {', '.join(sorted(named))}, which are experts in this "
-            "model, and vLLM cannot load an adapter of experts: name the attention's matrices "
-            "only, use all-linear, which leaves the experts out, or train all weights with "
-            "adapter=none"
+            "model, but vLLM cannot load an adapter of experts: set "
+            "adapter.target_modules=all-linear, which leaves the experts out, or train all weights "
+            "with adapter=none"
         )
 
 

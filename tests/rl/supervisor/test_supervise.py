@@ -39,7 +39,7 @@ def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
         result = train("run_name=live", *overrides, output_dir=tmp_path)
         assert contents(run_folder.path) == before
     assert result.stderr.startswith("this run cannot start:\n- ")
-    assert f"live is running (pid {os.getpid()}): wait for its end, stop it" in result.stderr
+    assert f"live is used by process {os.getpid()}: wait until it ends, stop it" in result.stderr
     assert len(result.stderr.splitlines()) == 2
     assert result.returncode == 2
 
