@@ -55,7 +55,7 @@ class Dispatcher:
     Attributes:
         version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
-        stateful: an object whose state is kept in checkpoints with the dispatcher's.
+        stateful: an object whose state the dispatcher adds to its own state in checkpoints.
     """
 
     play_group: PlayGroup
@@ -101,7 +101,7 @@ class Dispatcher:
                     index = self._replayed.popleft() if self._replayed else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
-                    # The group is running before its task starts, so that a draw includes it.
+                    # Mark the group as running now, so that `draw` counts it before its task runs.
                     self._running[index] = version = self.version.number
                     if index not in self._untrained:
                         self._untrained[index] = self.order.next(index)
@@ -144,7 +144,7 @@ class Dispatcher:
         """Wait for the groups of a step and remove them from the buffer.
 
         Raises:
-            NoMoreBatches: no further group would teach anything, or the run must stop.
+            NoMoreBatches: the buffer rejected too many groups in a row, or the run must stop.
         """
         drawn: list[Group] | None = None
 

@@ -74,7 +74,7 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weights rollouts, or turns if `per_turn`. The rows of a forked episode share one
+    The aggregation weights rollouts, or turns if `per_turn`. All rows of a rollout have the same
     weight, which is computed from the tokens of all these rows.
     """
     everything = [

@@ -115,7 +115,7 @@ class RolloutService:
             raise RunFailed(
                 f"rank 0 resumed after step {version} and the rollouts process after step "
                 f"{self._dispatcher.step}, because the file system showed them different "
-                "checkpoints: resume again"
+                "checkpoints: start again with resume=true"
             )
 
     async def _plan(self, call: Call) -> list[RankBatch]:
@@ -134,8 +134,8 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # Threads write the file and plan, because both take time for each token, and running
-        # rollouts must not wait.
+        # Write the file and plan in threads, because both take long for many tokens and would
+        # otherwise block the running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )

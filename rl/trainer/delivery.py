@@ -1,4 +1,4 @@
-"""Bring each policy version to all vLLM replicas, or let all ranks stop together.
+"""Push each policy version to all vLLM replicas. If that fails, let all ranks stop together.
 
     push ---> probe ---> vLLM samples with the version
       ^         |
@@ -45,7 +45,7 @@ class Receivers:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
-        self.updated: dict[str, int] = {}  # replica name -> number of its start
+        self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
         """Wait until all replicas answer, at most inference.startup_timeout seconds.
@@ -56,7 +56,10 @@ class Receivers:
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:
-                raise RunFailed(f"not every vLLM was started within {timeout:g} s")
+                raise RunFailed(
+                    f"{len(started)} of {len(self._inference.names)} vLLM started within "
+                    f"inference.startup_timeout={timeout:g} s: see logs/inference*.log, or raise it"
+                )
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
@@ -121,7 +124,7 @@ class Delivery:
             with phase("probe", f"comparing logprobs of version {version} with vLLM"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
-        # A skipped step changes no weight and reports NaN as its norm; NaN > 0 is False.
+        # A skipped step changes no weight. Its gradient norm is NaN, and NaN > 0 is False.
         has_changed = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
         while lost := self._failure_of(push) or self._failure_of(probe):
             match self._ranks.from_first(self._next_action() if self._ranks.first else "fail"):

@@ -26,7 +26,8 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# bytes per broadcast; larger pieces do not stay in the CPU cache between the kernel's two copies
+# Bytes per broadcast. The kernel copies each piece twice, and a larger piece would not stay in the
+# CPU cache between these copies.
 _PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
@@ -98,11 +99,14 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread; vLLM has answered already, so the thread must end soon."""
+        """Return the result of a thread, waiting until the timeout; vLLM has already answered."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
-            raise RunFailed(f"gloo between the trainer and vLLM failed: {error}") from error
+            text = (
+                f"sync=gloo: no connection between trainer and vLLM: {error}; see logs/inference*"
+            )
+            raise RunFailed(text) from error
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:
