@@ -9,7 +9,7 @@ from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
-_BARE = ("true", "false", "null", "none")  # values that say little without their key
+_BARE = ("true", "false", "null", "none")  # values that a name shows with their key
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -20,7 +20,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: Mapping[str, str] = field(default_factory=dict)  # the values in the name by their keys
+    choices: Mapping[str, str] = field(default_factory=dict)  # key -> value of settings in `name`
 
     @property
     def finished(self) -> list[Run]:
@@ -118,7 +118,7 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the values of each arm, with their keys where a value says little alone."""
+    """Return the values of each arm, with their keys where a value alone would be unclear."""
     clear = {
         key
         for key in (choices[0] if choices else ())

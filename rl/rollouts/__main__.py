@@ -100,8 +100,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Check the hints before FittingExamples wraps the pools, because it renders the prompt
-            # of every example that is read, and this check reads all examples.
+            # Read all examples before FittingExamples wraps the pools and renders what is read.
             hinted = _hinted_envs(run, env, pools)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]

@@ -63,7 +63,7 @@ class FifoBuffer:
         """
         if len(self._groups) < count:
             return None
-        # Ordered by start, because an order by finish would train on short rollouts first.
+        # Sort by start, because an order by finish would favour groups with short rollouts.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
         left = sorted([*running, *(group.version for group in kept)])

@@ -114,7 +114,7 @@ class GroupCredit:
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
         _require_length(penalties, len(rollouts), "`penalties` of group reward", "rollout")
-        # Subtract penalties after truncation, so that they also lower a reward that it set to 0.
+        # Subtract penalties last, so that they also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
             for c, penalty in zip(credits, penalties, strict=True)

@@ -76,8 +76,7 @@ class Dispatcher:
         self._changed = asyncio.Condition()
         self._replayed = deque(self.state.pending)  # groups of the interrupted run come first
         self._next_index = self.state.next_index
-        # Only groups of earlier batches count, because pending groups are started and counted
-        # again.
+        # Count only groups of earlier batches, because pending groups will start and count again.
         self._started = self.step * self.groups_per_step
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
@@ -168,7 +167,7 @@ class Dispatcher:
         return drawn
 
     async def stop(self) -> None:
-        """Return no further batch, not even a complete one, because the run must stop."""
+        """Make `batch` raise NoMoreBatches from now on, even if a batch is complete."""
         async with self._changed:
             self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()

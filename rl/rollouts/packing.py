@@ -21,7 +21,7 @@ def pack(
 
     Args:
         rows: the rows to distribute.
-        loads: tokens that each rank already has. The tokens of `rows` are added.
+        loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
         budget: maximum number of tokens in a micro-batch of several rows.
         shares_prefixes: whether the trainer computes equal beginnings once.
     """

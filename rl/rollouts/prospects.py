@@ -1,4 +1,4 @@
-"""Decides when sampling must end because further groups would teach nothing.
+"""Decides when sampling must end because the policy cannot learn from further groups.
 
 no rollout of the last groups could be scored        RolloutsFailed
 the buffer rejected many consecutive groups          NoMoreBatches
@@ -12,8 +12,8 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-_MAX_UNSCORABLE_GROUPS = 16  # RolloutsFailed after this many groups without a reward
-_MAX_REJECTED_BATCHES = 8  # NoMoreBatches after this many batches of rejected groups
+_MAX_UNSCORABLE_GROUPS = 16  # raise RolloutsFailed after this many groups without a reward
+_MAX_REJECTED_BATCHES = 8  # return NoMoreBatches after this many batches of rejected groups
 
 
 class RolloutsFailed(RunFailed):

@@ -1,4 +1,4 @@
-"""Push each policy version to all vLLM replicas. If that fails, let all ranks stop together.
+"""Push each policy version to all vLLM replicas. If none can load it, stop all ranks together.
 
     push ---> probe ---> vLLM samples with the version
       ^         |
@@ -56,10 +56,8 @@ class Receivers:
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:
-                raise RunFailed(
-                    f"{len(started)} of {len(self._inference.names)} vLLM started within "
-                    f"inference.startup_timeout={timeout:g} s: see logs/inference*.log, or raise it"
-                )
+                limit = f"inference.startup_timeout={timeout:g} s"
+                raise RunFailed(f"not every vLLM was started within {limit}: raise this limit")
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
@@ -108,8 +106,8 @@ class Delivery:
     ) -> bool:
         """Make every vLLM sample with this version; return False if a stop request prevents it.
 
-        The probe compares rows of `batch`, the first micro-batch that trained the version, and its
-        metrics are added to `stats`.
+        The probe compares logprobs of rows of `batch`, the first micro-batch of the step that made
+        the version. The probe's metrics are added to `stats`.
 
         Raises:
             RunFailed: no vLLM has the version and no stop was requested, or the weights are wrong.

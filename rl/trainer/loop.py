@@ -58,8 +58,7 @@ class TrainingRun:
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # If one rank's request times out, the others wait in a collective. Give collectives twice
-        # the time, so that the rank that knows the cause reports first.
+        # Collectives time out after requests, so that the rank whose request failed reports first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
@@ -92,7 +91,7 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets a new version
+            stats |= self._evaluation(rollouts, watch, step)  # must end before the next push
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
@@ -197,8 +196,7 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Compare step numbers instead of looking for the checkpoint's folder, because a shared file
-        # system may not show the folder to every rank.
+        # Compare steps, because a shared file system may not show the folder to every rank.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

@@ -78,8 +78,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for a version's evaluation and return its metrics; {} if no evaluation is due.
 
-        Every rank sends this request and waits, because a rank that waited in a collective for the
-        other ranks could time out.
+        Every rank sends this request, because a rank that waits in a collective could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -94,10 +93,8 @@ class RolloutsLink:
     @property
     def _no_answer(self) -> str:
         waited = self._socket.gettimeout()
-        return (
-            f"the rollouts process did not answer within trainer.wait_timeout={waited:g} s: see "
-            "logs/rollouts.log"
-        )
+        limit = f"trainer.wait_timeout={waited:g} s"
+        return f"the rollouts process did not answer within {limit}: see logs/rollouts.log"
 
     def _call(self, call: Call, kind: type[T], late: str) -> T:
         data = pack(call)

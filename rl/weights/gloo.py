@@ -4,7 +4,7 @@ Rank 0 of the trainer and the workers of one replica form a separate process gro
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread, in parallel with the request that makes vLLM take part. If the
+The broadcast runs in a thread, at the same time as the request in which vLLM receives it. If the
 broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
 """
 
@@ -26,8 +26,7 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# Bytes per broadcast. The kernel copies each piece twice, and a larger piece would not stay in the
-# CPU cache between these copies.
+# bytes per broadcast; the kernel copies a piece twice, and larger ones would leave the CPU cache
 _PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 

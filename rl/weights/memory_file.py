@@ -108,5 +108,6 @@ def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.
     """Return the weights; raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
-        raise RuntimeError(f"weight push: vLLM read fingerprint {found}, trainer wrote {expected}")
+        difference = f"the trainer wrote {expected}, vLLM read {found}"
+        raise RuntimeError(f"weight push: the fingerprints differ: {difference}")
     return weights

@@ -17,10 +17,9 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# Later probes may give up to this many times the first result, because the usual rounding error
-# depends on device and network (routed experts double it). The bound is at least half of
-# max_mismatch, because later batches may have less probable tokens, whose logprobs rounding changes
-# more. The bound is at most twice max_mismatch.
+# A later probe may give at most this many times the first result, because the usual rounding error
+# depends on device and network. The bound stays between half of max_mismatch, because later batches
+# may have less probable tokens, whose logprobs rounding changes more, and twice max_mismatch.
 _GROWTH = 5.0
 
 
@@ -68,8 +67,8 @@ class MismatchBound:
         if not mean <= self._bound:  # True for NaN, too
             later = "" if self._is_first else ", and the first probe"
             raise RunFailed(
-                f"trainer and vLLM compute different logprobs with the weights {version}: the mean "
-                f"|difference| is {mean:.4f}, and at most {self._bound:g} is allowed "
+                f"trainer and vLLM compute different logprobs with version {version}: mean "
+                f"|difference| {mean:.4f}, and at most {self._bound:g} is allowed "
                 f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
                 "be wrong. Give both the same model.dtype, attention and rope settings"
             )

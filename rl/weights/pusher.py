@@ -98,10 +98,7 @@ class WeightPusher:
         self._last = packed
         receivers = list(self._receivers.values())
         if not receivers:
-            raise NoReceiver(
-                "no vLLM answers its health check, so none can load the weights: see "
-                "logs/inference*.log"
-            )
+            raise NoReceiver("no vLLM answers its health check: see logs/inference*.log")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):

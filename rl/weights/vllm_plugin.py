@@ -124,7 +124,7 @@ class WholeWeightsEngine(_Engine):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # A repacked layer has an empty weight, so the reload skipped a layer with a weight.
+            # The reload empties the weight of a layer that it repacks. It has skipped this layer.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.

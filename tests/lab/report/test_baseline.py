@@ -50,8 +50,8 @@ def test_code_that_learns_less_is_worse_at_the_last_version_that_both_have(
     ("broken", "problem"),
     [
         ("other questions", "the stored baseline have different questions"),
-        ("no version", "evaluated at no common version"),
-        ("no runs", "no run in"),
+        ("no version", "no policy version was evaluated in both"),
+        ("no runs", "has no finished run with evaluation=default"),
         ("no file", "make baseline STORE=store"),
     ],
 )
