@@ -106,7 +106,7 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return the last word of each key with its value, or nothing if the arms' keys differ."""
+    """Return each arm's settings: last word of the key -> value; empty if the keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -1,8 +1,8 @@
 """Alternative scores: assumptions about unscored rollouts and lost runs.
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
-fails. Left out, they could decide a comparison. A decision must therefore hold under each
-assumption about them.
+fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
+difference is significant under each assumption about them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

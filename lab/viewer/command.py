@@ -101,19 +101,17 @@ def _export(
     path: Path, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
 ) -> None:
     from lab.viewer import answers
-    from lab.viewer.export import RolloutsOfRun, page
+    from lab.viewer.export import RunRows, page
 
     chosen = [
-        RolloutsOfRun(index, name, answers.rows_with(index, filters))
-        for name, index in indexes.items()
+        RunRows(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()
     ]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one.numbers] or chosen, note)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        problem = f"export={path} cannot be written: {error.strerror}; choose another file"
-        raise ValueError(problem) from error
+        raise ValueError(f"export={path} cannot be written: {error.strerror}") from error
     console.print(f"{printable(str(path))} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 

@@ -26,7 +26,7 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class RolloutsOfRun:
+class RunRows:
     """The rollouts of one run to export, by row number."""
 
     index: RunIndex
@@ -34,7 +34,7 @@ class RolloutsOfRun:
     numbers: Sequence[int]
 
 
-def page(chosen: Sequence[RolloutsOfRun], note: str = "") -> str:
+def page(chosen: Sequence[RunRows], note: str = "") -> str:
     """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
 
     Groups are exported whole, so that every rollout can be compared with its group.
@@ -90,15 +90,14 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
         cut = _group(index.rows[MOST_ROLLOUTS])
         numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
-    chosen = [RolloutsOfRun(index, run_folder.name, numbers)]
-    path.write_text(page(chosen, note), encoding="utf-8")
+    path.write_text(page([RunRows(index, run_folder.name, numbers)], note), encoding="utf-8")
 
 
 def _group(row: Row) -> tuple[str, int, int]:
     return row.source, row.step, row.group_id
 
 
-def _embedded_run(chosen: RolloutsOfRun, numbers: list[int]) -> dict[str, Any]:
+def _embedded_run(chosen: RunRows, numbers: list[int]) -> dict[str, Any]:
     """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
     table = answers.table(chosen.index)
     table["columns"] = {

@@ -131,7 +131,7 @@ def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, An
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return the text of each token. The last token of a character gets the whole character."""
+    """Return the text of each token. If several tokens are one character, the last one gets it."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []

@@ -68,8 +68,7 @@ class GroupCredit:
         weights_of: returns the reward weights of an example.
         per_turn: whether the advantage returns one number per turn.
         compares: whether an advantage depends on the other rollouts of the group.
-        needs_score: whether the loss reads advantages. If so, rollouts without a score do not
-            train.
+        needs_score: whether the loss reads advantages, which a rollout without a score lacks.
         per_token: whether the advantage returns one number per completion token.
     """
 

@@ -74,7 +74,7 @@ def save_checkpoint(
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
     """Return the number of steps in the checkpoint that rank 0 chooses; 0: none. Collective.
 
-    A shared file system may show the newest checkpoint to some hosts only.
+    All ranks use this number, because a shared file system may show different files to each host.
     """
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 

@@ -57,7 +57,7 @@ class Receivers:
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:
                 limit = f"inference.startup_timeout={timeout:g} s"
-                raise RunFailed(f"not every vLLM was started within {limit}: raise this limit")
+                raise RunFailed(f"not every vLLM has started within {limit}: raise this limit")
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))

@@ -50,8 +50,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *arguments)
         except Exception as error:  # noqa: BLE001 a client may raise anything, and the run goes on
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            off = "%s logs nothing more after this error, but metrics.jsonl does: %s"
-            log.warning(off, type(self).__name__, first_line)
+            log.warning("%s logs nothing more after an error: %s", type(self).__name__, first_line)
             self.is_off = True
 
     return guarded

@@ -102,10 +102,7 @@ class GlooSender(Sender):
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
-            text = (
-                f"sync=gloo: no connection between trainer and vLLM: {error}; see logs/inference*"
-            )
-            raise RunFailed(text) from error
+            raise RunFailed(f"sync=gloo cannot reach vLLM: {error}; see logs/inference*") from error
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:

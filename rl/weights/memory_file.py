@@ -108,6 +108,6 @@ def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.
     """Return the weights; raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
-        difference = f"the trainer wrote {expected}, vLLM read {found}"
-        raise RuntimeError(f"weight push: the fingerprints differ: {difference}")
+        what = f"the trainer wrote {expected}, vLLM read {found}"
+        raise RuntimeError(f"weight push: the fingerprints differ: {what}")
     return weights

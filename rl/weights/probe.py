@@ -49,7 +49,7 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|, which follows from a run's first probe."""
+    """The largest allowed mean |logprob difference|. The run's first probe sets later bounds."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
         """`resumed`: whether an earlier process did the first probe, whose result is not stored."""
@@ -60,8 +60,7 @@ class MismatchBound:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or the later
-                bound.
+            RunFailed: the mean is NaN or exceeds the bound.
         """
         mean = float(gap.mean())
         if not mean <= self._bound:  # True for NaN, too
