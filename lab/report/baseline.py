@@ -40,7 +40,7 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
         runs = read_sources([folder], ALL_EVALUATIONS).runs
         finished = [run for run in runs if run.finished and run.evaluations]
         if not finished:
-            raise NothingToCompare(f"{folder} has no finished run with evaluation=default")
+            raise NothingToCompare(f"{folder} needs a finished run with evaluation=default")
         if "store" in arguments:
             store(finished, file)
             return OK
@@ -70,7 +70,7 @@ def compare_with_stored(today: Sequence[Run], file: Path) -> Comparison:
     comparison = compare(arms, baseline=STORED, question=question)
     if not comparison.others:
         raise NothingToCompare(
-            "these runs and the stored baseline have different questions: store the runs again"
+            "the stored baseline has other questions: replace it by `make baseline STORE=store`"
         )
     return comparison
 

@@ -212,7 +212,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         raise NothingToCompare(_why_not_comparable(arms))
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
+        return max(counting, key=lambda arm: max(_has_scores(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -222,7 +222,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     return chosen
 
 
-def _measures(run: Run) -> tuple[bool, bool]:
+def _has_scores(run: Run) -> tuple[bool, bool]:
     """Return whether the run has evaluations, and whether it has training rewards."""
     return bool(run.evaluations), run.training_reward is not None
 

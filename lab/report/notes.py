@@ -66,7 +66,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
             for one, of_arm in zip(scoring.arms, steps, strict=True)
         ]
         name = "step" if scoring.measure == TRAINING else "policy version"
-        yield f"Not all runs are judged at the same {name}: {', '.join(texts)}."
+        yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
 
 def _on_seeds(scoring: Scoring) -> Iterator[str]:

@@ -21,7 +21,7 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
-from rl.rollouts.prospects import Prospects
+from rl.rollouts.sampling_limits import SamplingLimits
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
@@ -89,7 +89,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
-        self._prospects = Prospects(self.group_size, self.groups_per_step)
+        self._limits = SamplingLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
         """Start groups when they are admitted, until cancelled. Raise the error of a group."""
@@ -122,10 +122,10 @@ class Dispatcher:
         group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
             del self._running[index]
-            self._prospects.record_group(group)
+            self._limits.record_group(group)
             self.order.observe(place, group)
             accepted = self.buffer.add(group)
-            over = self._prospects.record_decision(accepted=accepted, counts=self.buffer.rejected)
+            over = self._limits.record_decision(accepted=accepted, counts=self.buffer.rejected)
             self._over = self._over or over
             if not accepted:
                 self._num_rejected += 1

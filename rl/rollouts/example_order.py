@@ -51,7 +51,7 @@ class ExampleOrder:
             ValueError: a pool is empty.
         """
         if not pools or any(not pool.examples for pool in pools):
-            raise ValueError('the environment has no training examples: see its pools("train")')
+            raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:

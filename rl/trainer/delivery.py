@@ -70,7 +70,7 @@ class Receivers:
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
-    def lose(self, name: str, why: str) -> None:
+    def restart(self, name: str, why: str) -> None:
         """Request a restart of a replica that failed to load the weights."""
         request_restart(self._run_folder, name, self.updated.pop(name), why)
 
@@ -136,7 +136,7 @@ class Delivery:
     def updated(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
         for lost in self._pusher.lost():
-            self._receivers.lose(lost.name, lost.reason)
+            self._receivers.restart(lost.name, lost.reason)
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:

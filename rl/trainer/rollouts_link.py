@@ -92,8 +92,7 @@ class RolloutsLink:
 
     @property
     def _no_answer(self) -> str:
-        waited = self._socket.gettimeout()
-        limit = f"trainer.wait_timeout={waited:g} s"
+        limit = f"trainer.wait_timeout={self._socket.gettimeout():g} s"
         return f"the rollouts process did not answer within {limit}: see logs/rollouts.log"
 
     def _call(self, call: Call, kind: type[T], late: str) -> T:

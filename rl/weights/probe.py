@@ -64,10 +64,10 @@ class MismatchBound:
         """
         mean = float(gap.mean())
         if not mean <= self._bound:  # True for NaN, too
-            later = "" if self._is_first else ", and the first probe"
+            later = "" if self._is_first else ", adapted to the first probe"
             raise RunFailed(
-                f"trainer and vLLM compute different logprobs with version {version}: mean "
-                f"|difference| {mean:.4f}, and at most {self._bound:g} is allowed "
+                "trainer and vLLM compute different logprobs with the weights of version "
+                f"{version}: mean |difference| {mean:.4f}, and at most {self._bound:g} is allowed "
                 f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
                 "be wrong. Give both the same model.dtype, attention and rope settings"
             )

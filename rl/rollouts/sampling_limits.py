@@ -21,7 +21,7 @@ class RolloutsFailed(RunFailed):
 
 
 @dataclass
-class Prospects:
+class SamplingLimits:
     """Counts errors and rejections of the newest groups, and decides when sampling must end."""
 
     group_size: int
