@@ -42,14 +42,14 @@ def main() -> None:
     elif command == "--version":
         print(version("offbyone-rl"))  # noqa: T201
     elif command == NEW:
-        print(new(arguments))  # noqa: T201
+        print(copy_my_lab(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
         refuse_foreign_packages()
         script = SHIPPED / f"{command.replace('-', '_')}.py"
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
     else:
-        sys.exit(f"there is no command {command}\n{usage()}")
+        sys.exit(f"offbyone has no command {command}\n{usage()}")
 
 
 def refuse_foreign_packages() -> None:
@@ -65,17 +65,17 @@ def refuse_foreign_packages() -> None:
             )
 
 
-def new(arguments: list[str]) -> str:
-    """Copy the example folder to the path of the command line; return what to do next.
+def copy_my_lab(arguments: list[str]) -> str:
+    """Copy examples/my-lab to the folder that the arguments name; return what to do next.
 
-    The package in it has the name of the folder, with `_` in place of other characters.
+    The copy's package gets the name of the folder, with `_` in place of other characters.
     """
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: offbyone new <folder>")
     folder = Path(arguments[0])
     package = re.sub(r"\W", "_", folder.resolve().name).lower()
     if not package.isidentifier() or package in (*_PACKAGES, *sys.stdlib_module_names):
-        sys.exit(f"{package} cannot be the name of a new Python package: choose another name")
+        sys.exit(f"{package} cannot be the name of a Python package: name the folder otherwise")
     if folder.exists() and any(folder.iterdir()):
         sys.exit(f"{folder} is not empty: choose another folder")
     caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")

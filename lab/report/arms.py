@@ -9,7 +9,7 @@ from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
-_BARE = ("true", "false", "null", "none")  # values that say little without their key
+_BARE = ("true", "false", "null", "none")  # values that a name shows with their key
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -20,7 +20,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: Mapping[str, str] = field(default_factory=dict)  # the values in the name by their keys
+    choices: Mapping[str, str] = field(default_factory=dict)  # key -> value of settings in `name`
 
     @property
     def finished(self) -> list[Run]:
@@ -106,7 +106,7 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return the last word of each key with its value, or nothing if the arms' keys differ."""
+    """Return each arm's settings: last word of the key -> value; empty if the keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
@@ -118,7 +118,7 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the values of each arm, with their keys where a value says little alone."""
+    """Return the values of each arm, with their keys where a value alone would be unclear."""
     clear = {
         key
         for key in (choices[0] if choices else ())

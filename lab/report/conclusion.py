@@ -91,7 +91,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return which differences would be visible, and the seeds that an observed one needs."""
+    """Return the smallest difference that the runs can show, and the seeds for the observed one."""
     unclear = [result for result in comparison.others if result.decision == UNCLEAR]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []

@@ -35,7 +35,7 @@ def curves(comparison: Comparison) -> dict[str, Any]:
     chart = panels.facet(facet, columns=columns, spacing=14).add_params(progress)
     spec = chart.to_dict(validate=False)
     for layer in spec["spec"]["layer"]:
-        # The title is the chosen measure. Altair refuses an expression, and Vega-Lite accepts it.
+        # The axis title is an expression, which Vega-Lite accepts but Altair would reject.
         layer["encoding"]["x"]["axis"]["title"] = {"expr": "progress"}
     return spec
 

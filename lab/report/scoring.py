@@ -31,7 +31,7 @@ class ScoredArm:
     run_scores: Floats  # the mean score of each scored run
     scores: Scores  # one row per seed, the mean over the runs with this seed
     num_rollouts: int  # number of rollouts in the judged evaluations
-    num_unscored: int  # how many of them have no score
+    num_unscored: int  # number of these rollouts that have no score
 
     @property
     def runs(self) -> list[Run]:

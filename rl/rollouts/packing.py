@@ -21,7 +21,7 @@ def pack(
 
     Args:
         rows: the rows to distribute.
-        loads: tokens that each rank already has. The tokens of `rows` are added.
+        loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
         budget: maximum number of tokens in a micro-batch of several rows.
         shares_prefixes: whether the trainer computes equal beginnings once.
     """
@@ -72,7 +72,7 @@ def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
 
 
 def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Cut sorted rows into a stretch for each rank, balanced by distinct tokens; add to `loads`."""
+    """Give each rank consecutive sorted rows, balanced by distinct tokens; add to `loads`."""
     shares: list[list[Row]] = [[] for _ in loads]
     equal = [0, *map(_num_equal, rows, rows[1:])]
     counts = [row.length - number for row, number in zip(rows, equal, strict=False)]
@@ -92,8 +92,8 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     for row in rows:
         equal = _num_equal(bins[-1][-1], row) if bins else 0
         new = row.length - equal
-        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
-        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
+        # Attention reads a complete copy of each row. If this row extends the previous row, its
+        # copy replaces that row's. A copied token takes a quarter of a distinct token's memory.
         copied = new if bins and equal == bins[-1][-1].length else row.length
         if bins and cost + new + copied / 4 <= budget:
             bins[-1].append(row)

@@ -116,7 +116,7 @@ def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
 def test_a_missing_record_is_reported(run: RunFolder, tmp_path: Path):
     assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
     assert read(run, "") == {"rows": [], "why": NO_RECORD}
-    assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
+    assert read(run, "000099.0")["why"].startswith("this group was not recorded")
     moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         path.unlink()
