@@ -52,7 +52,7 @@ class PolicyModule(nn.Module):
         self._head_dtype = head_dtype
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
-                f"the output head has the type {type(self.head)}, but logprobs need torch.nn.Linear: "
+                f"the output head is a {type(self.head)}, but logprobs need torch.nn.Linear: "
                 "leave lm_head out of adapter.target_modules, or use another model"
             )
 

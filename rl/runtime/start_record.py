@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -13,6 +14,12 @@ from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.text import START_KEYS, key_of, printable
 
 _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
+
+
+def program(name: str) -> list[str]:
+    """Return the start of a command line that runs train.py, evaluate.py and so on from here."""
+    is_here = Path(f"{name}.py").exists()
+    return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:

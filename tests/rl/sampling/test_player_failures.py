@@ -146,7 +146,7 @@ def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
     broken, fine = play(scoring(score), ScriptedClient("bad", "good"), 2)
 
     assert (broken.reward, fine.reward, fine.error) == (None, 2.0, "")
-    assert broken.error == "Mine.score returned NaN or infinity for ['good']"
+    assert broken.error == "Mine.score (or score_group) returned NaN or infinity for ['good']"
     assert broken.stop_reason == StopReason.STOP
 
 
