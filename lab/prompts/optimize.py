@@ -68,7 +68,7 @@ def optimize_prompt(
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
-                    f"the environment {env.name} compares the rollouts of a group (score_group), and "
+                    f"the environment {env.name} compares rollouts of a group (score_group), and "
                     "a prompt search samples one rollout per example: choose another environment"
                 )
             num_played = _num_played(run_folder)
