@@ -100,7 +100,7 @@ class Rollout:
     retries: int = 0  # number of earlier attempts that failed because of the environment
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # most tokens in one turn; None: unknown
+    turn_limit: int | None = None  # token limit of one turn; None: unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 

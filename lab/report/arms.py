@@ -9,7 +9,7 @@ from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
-_BARE = ("true", "false", "null", "none")  # values that a name shows with their key
+_BARE = ("true", "false", "null", "none")  # values that an arm's name shows as key=value
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def ended_early(self) -> list[Run]:
-        """The runs that began and did not finish, except seeds of which another run finished."""
+        """The runs that began but did not finish, and whose seed no other run has finished."""
         seeds = {run.seed for run in self.finished} - {None}
         return [run for run in self.runs if run.ended_early and run.seed not in seeds]
 

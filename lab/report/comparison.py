@@ -134,7 +134,7 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Tests:
-    """The differences of all arms to the baseline, with NaN as the baseline's p-value."""
+    """For each arm, the test of its difference to the baseline; p is NaN for the baseline."""
 
     gains: list[float]
     spreads: list[st.Spread]

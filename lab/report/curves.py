@@ -12,7 +12,7 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html fits both)
+COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html relies on both)
 COLOUR = "#3b7dd8"
 
 

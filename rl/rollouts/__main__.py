@@ -100,7 +100,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Read all examples before FittingExamples wraps the pools and renders what is read.
+            # Use the original pools: FittingExamples would render the prompt of every example.
             hinted = _hinted_envs(run, env, pools)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
@@ -147,5 +147,5 @@ if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_open_files()  # each running rollout needs an open connection to vLLM
+        raise_open_files()  # a connection is an open file, and each running rollout needs one
         asyncio.run(main(run_folder))

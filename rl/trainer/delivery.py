@@ -130,7 +130,7 @@ class Delivery:
                     return False
                 case "fail":
                     raise RunFailed(lost)
-            has_changed = False  # the next push repeats the same weights
+            has_changed = False  # the loop now pushes the same weights again
         return True
 
     def updated(self) -> dict[str, int]:

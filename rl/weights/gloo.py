@@ -98,7 +98,7 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread, waiting until the timeout; vLLM has already answered."""
+        """Return the result of a thread; raise RunFailed if the thread fails or takes too long."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:

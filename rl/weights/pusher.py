@@ -3,10 +3,10 @@
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
-Every replica has a separate thread, so no replica waits for another. Three hidden faults raise an
-error: the push changed no weight, vLLM loaded other weights (our plugin compares fingerprints and
-the output of every layer), or trainer and vLLM compute different logprobs from the same weights
-(the probe).
+Every replica has a separate thread, so no replica waits for another. Three faults that would
+otherwise stay hidden raise an error: the optimizer step changed no weight, vLLM loaded other
+weights (our plugin compares fingerprints and every layer), or trainer and vLLM compute different
+logprobs with the same weights (the probe).
 """
 
 from collections.abc import Sequence

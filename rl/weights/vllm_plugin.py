@@ -1,10 +1,10 @@
 """The vLLM plugin that loads the weights of a push and verifies that vLLM computes with them.
 
-vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU vLLM repacks
-every linear weight for its kernels and empties the original. So loading into the parameters is not
-enough, and reading them proves nothing. This plugin reloads layer by layer, repacks the layers that
-the reload skips (embedding, tied output head, experts), and compares every parameter with the
-received weights, or its layer's output. A Reader (rl/weights/transport.py) supplies the weights.
+vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU, vLLM
+computes with repacked copies of linear weights and empties the originals. So this plugin reloads
+each layer, repacks the layers that the reload skips (embedding, tied output head, experts), and
+compares each parameter with the received weights. Where only a repacked copy exists, the plugin
+compares the layer's output. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
 from collections.abc import Callable, Collection
