@@ -70,7 +70,8 @@ def why_unsafe_to_write(folder: Path) -> str:
     """Return why a run must not write into `folder`, or "" if it is safe to write.
 
     Every path in it must be a regular file or a folder of the user, because a run appends to files,
-    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder.
+    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder,
+    except the link `sockets` (PrivateFolder checks its target) and wandb's links to its own logs.
     """
     import tempfile
 
@@ -80,6 +81,8 @@ def why_unsafe_to_write(folder: Path) -> str:
     with tempfile.TemporaryFile(dir=folder) as new:
         owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
     top = folder.resolve()
+    if os.geteuid() == 0:  # root, such as in a container, may resume the run of any user
+        owners.add(top.stat().st_uid)
     walked = os.walk(top)
     paths = [Path(above, name) for above, *below in walked for name in chain(*below)]
     for path in [top, *paths]:
@@ -90,7 +93,8 @@ def why_unsafe_to_write(folder: Path) -> str:
         if status.st_uid not in owners:
             return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"
         if stat.S_ISLNK(status.st_mode):
-            if path != top / "sockets" and not path.resolve().is_relative_to(top):
+            is_exempt = path.name == "sockets" or top / "wandb" in path.parents
+            if not is_exempt and not path.resolve().is_relative_to(top):
                 return f"{path} is a link that leads out of {folder}: replace it by its target"
         elif not any(test(status.st_mode) for test in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK)):
             return f"{path} is neither a file nor a folder: delete it"

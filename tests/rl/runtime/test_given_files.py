@@ -57,7 +57,10 @@ def test_a_run_may_write_where_all_paths_are_its_own(tmp_path, monkeypatch):
     assert not why_unsafe_to_write(folder)
     (folder / "wandb" / "run-1").mkdir(parents=True)
     (folder / "wandb" / "latest").symlink_to("run-1")
-    (folder / "sockets").symlink_to(tmp_path)
+    (folder / "wandb" / "run-1" / "debug-core.log").symlink_to(tmp_path / "cache.log")
+    (folder / "warm-start").mkdir()
+    for parent in (folder, folder / "warm-start"):
+        (parent / "sockets").symlink_to(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(folder)  # the path of a socket must be short
         listener.bind("left.sock")
@@ -66,7 +69,7 @@ def test_a_run_may_write_where_all_paths_are_its_own(tmp_path, monkeypatch):
         ("link", lambda path: path.symlink_to(tmp_path)),
         ("fifo", os.mkfifo),
     ):
-        path = folder / "wandb" / name
+        path = folder / "warm-start" / name
         make(path)
         assert name in why_unsafe_to_write(folder)
         path.unlink()
@@ -79,3 +82,11 @@ def test_a_file_of_another_user_is_refused(tmp_path):
     path.touch()
     os.chown(path, 12345, -1)
     assert f"{path} belongs to another user (id 12345)" in why_unsafe_to_write(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_may_resume_the_run_of_another_user(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    for path in (tmp_path, tmp_path / "metrics.jsonl"):
+        os.chown(path, 12345, -1)
+    assert not why_unsafe_to_write(tmp_path)
