@@ -138,7 +138,11 @@ def check_targets(targets: str | Sequence[str]) -> None:
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    return any(parameter.ndim == 3 for parameter in model.parameters())  # [experts, out, in]
+    # The weights of a 1-d convolution have three dimensions, too.
+    return any(
+        parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
+        for name, parameter in model.named_parameters()
+    )
 
 
 def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:
