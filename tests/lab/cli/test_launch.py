@@ -267,7 +267,8 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
         sweep.write(number, record)
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 0}\n' if loss == "grpo" else "")
-        config = composed(f"loss={loss}", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
+        own = (f"loss={loss}", f"seed={seed}", f"run_name={name}")
+        config = composed(*own, f"output_dir={tmp_path}")
         config["optim"]["learning_rate"] = 0.5  # the YAML has changed since
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"format": 2, **config}))
         copy = tmp_path / name / "code" / "step_000000" / "losses" / "ppo_clip.py"
