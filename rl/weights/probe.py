@@ -49,19 +49,20 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|, which follows from a run's first probe."""
+    """The largest allowed mean |logprob difference|, which follows from the first probe."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
         """`resumed`: whether an earlier process probed the run, so that its result is unknown."""
-        self._max_mismatch, self._is_first = max_mismatch, not resumed
+        self._max_mismatch, self._is_first = max_mismatch, True
+        # The first probe of a resumed run was a later one before, so it has the bound of those.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or the later
-                bound.
+            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe (twice that in
+                a resumed run), or the later bound.
         """
         mean = float(gap.mean())
         if not mean <= self._bound:  # True for NaN, too
