@@ -92,7 +92,8 @@ def basis(comparison: Comparison) -> str:
 
 def what_is_visible(comparison: Comparison) -> str:
     """Return which differences would be visible, and the seeds that an observed one needs."""
-    unclear = [result for result in comparison.others if result.decision == UNCLEAR]
+    # More seeds do not decide an arm that is undecided because of missing data.
+    unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []
     if len(known) < len(unclear):

@@ -47,6 +47,7 @@ def test_unscored_rollouts_do_not_make_an_equal_arm_better_or_worse(lost, counte
     notes = " ".join(comparison.notes)
     assert f"left out: cispo {cispo.num_unscored} of 1280." in notes
     assert "No decision about cispo: the difference does not hold if unscored rollouts" in notes
+    assert (cispo.seeds_needed, what_is_visible(comparison)) == (None, "")  # seeds do not help
 
 
 def test_a_difference_larger_than_the_unscored_rollouts_allow_is_still_decided():
@@ -200,6 +201,8 @@ def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
     once, often = (result(comparison, "cispo") for comparison in (planned, grown))
     assert often.p_value == pytest.approx(4 * 5 * once.p_value)
     assert (once.decision, often.decision) == ("better", "cannot tell")
+    assert often.visible_difference > 1.5 * once.visible_difference
+    assert (once.seeds_needed, often.seeds_needed) == (9, 12)  # at looks 2 and 5
     assert "Runs were added 3 times" in grown.notes[0]
     assert "multiplied by up to 20" in grown.notes[0]
     assert not planned.notes
