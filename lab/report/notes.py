@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lab.report import statistics as st
-from lab.report.arms import code_note
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
 
@@ -17,8 +16,8 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _on_scores(scoring)
     yield from _on_seeds(scoring)
-    yield from filter(None, (code_note(one.arm) for one in scoring.arms))
     runs = scoring.runs
+    yield from _on_code(runs)
     if any(one.num_unscored for one in scoring.arms):
         counts = [
             f"{one.arm.name} {one.num_unscored} of {one.num_rollouts}"
@@ -83,6 +82,24 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
             f"Runs were added {looks - 1} times after the sweep had begun. Growing a sweep until "
             "it shows a difference causes false decisions, so p-values are multiplied by up to "
             f"{st.looks_factor(looks)}."
+        )
+
+
+def _on_code(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield which commits and which files of the user's code differ between the runs."""
+    commits = sorted({run.commit for run in runs} - {""})
+    if len(commits) > 1:
+        texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the +uncommitted
+        yield f"The runs used {len(commits)} commits: {', '.join(texts)}."
+    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for run in runs:
+        for name, hashes in run.code.items():
+            versions[name].add(hashes)
+    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
+    if files:
+        yield (
+            f"The runs used different versions of {', '.join(sorted(files))}: compare the copies "
+            "in code/ of their folders."
         )
 
 

@@ -122,7 +122,7 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     assert any("Compared on the 12 questions" in note for note in comparison.notes)
 
 
-def test_runs_of_one_arm_with_different_code_are_named(three_arms):
+def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
     runs = three_arms[0].runs
     same = {"losses/a.py": ("1",), "losses/b.py": ("1",)}
     edited = {"losses/a.py": ("2",), "mine.py": ("1",)}  # b.py is unknown: another dry call
@@ -131,15 +131,19 @@ def test_runs_of_one_arm_with_different_code_are_named(three_arms):
         three_arms[0],
         runs=tuple(replace(one, code=code) for one, code in zip(runs, codes, strict=True)),
     )
-    others = tuple(replace(one, code={"c.py": ("1", "2")}) for one in three_arms[1].runs)
+    code = {"c.py": ("1", "2"), "mine.py": ("2",), "losses/b.py": ("1",)}
+    others = tuple(replace(one, code=code, commit="abc") for one in three_arms[1].runs)
     three_arms[1] = replace(three_arms[1], runs=others)  # resumed with other code
     notes = [note for note in compare(three_arms).notes if "different versions" in note]
     assert notes == [
-        "The runs of grpo used different versions of losses/a.py: compare the copies in code/ of "
-        "their folders.",
-        "The runs of cispo used different versions of c.py: compare the copies in code/ of their "
-        "folders.",
+        "The runs used different versions of c.py, losses/a.py, mine.py: compare the copies in "
+        "code/ of their folders.",
     ]
+    assert not any("commits" in note for note in compare(three_arms).notes)  # one commit is known
+    last = Arm(
+        "x", "x", tuple(replace(one, commit="0123456789") for one in arm("x", scores(1)).runs)
+    )
+    assert "The runs used 2 commits: 0123456, abc." in compare([*three_arms, last]).notes
 
 
 def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
