@@ -29,8 +29,8 @@ class Arm:
     @property
     def ended_early(self) -> list[Run]:
         """The runs that began and did not finish, except seeds of which another run finished."""
-        seeds = {run.seed for run in self.finished} - {None}
-        return [run for run in self.runs if run.ended_early and run.seed not in seeds]
+        seeds = {str(run.seed) for run in self.finished if run.seed is not None}
+        return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
     @property
     def num_looks(self) -> int:

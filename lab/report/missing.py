@@ -28,7 +28,9 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
         columns = scoring.questions or [REWARD]
         lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
         best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
-        for name, added in (("at their last evaluation", lost), ("above the best run", best)):
+        last = "last rewards" if scoring.measure == TRAINING else "last evaluation"
+        lower = f"at their {last} or the lowest reward"
+        for name, added in ((lower, lost), ("above the best run", best)):
             scores = [
                 scores_of([*arm.rows, *rows], columns)
                 for arm, rows in zip(scoring.arms, added, strict=True)

@@ -25,12 +25,20 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             if one.num_unscored
         ]
         yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
-    if waiting := sum(not run.finished and not run.ended_early for run, _ in left_out):
-        yield f"{waiting} runs wait or still run: the p-values hold only when they have finished."
+    if waiting := sum(run.is_open for run, _ in left_out):
+        runs_wait = (
+            "1 run waits or still runs" if waiting == 1 else f"{waiting} runs wait or still run"
+        )
+        yield f"{runs_wait}: the p-values hold only after all runs have finished."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        yield f"{broken} lines of evaluations cannot be read and are left out."
+        lines_are = (
+            "1 line of the evaluations is"
+            if broken == 1
+            else f"{broken} lines of the evaluations are"
+        )
+        yield f"{lines_are} unreadable and left out."
 
 
 def _on_scores(scoring: Scoring) -> Iterator[str]:
@@ -78,8 +86,9 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
         )
     looks = max(one.arm.num_looks for one in arms)
     if looks > 1:
+        times = "once" if looks == 2 else f"{looks - 1} times"
         yield (
-            f"Runs were added {looks - 1} times after the sweep had begun. Growing a sweep until "
+            f"Runs were added {times} after the sweep had begun. Growing a sweep until "
             "it shows a difference causes false decisions, so p-values are multiplied by up to "
             f"{st.looks_factor(looks)}."
         )
