@@ -26,10 +26,8 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
         ]
         yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
     if waiting := sum(run.is_open for run, _ in left_out):
-        runs_wait = (
-            "1 run waits or still runs" if waiting == 1 else f"{waiting} runs wait or still run"
-        )
-        yield f"{runs_wait}: the p-values hold only after all runs have finished."
+        text = "1 run waits or still runs" if waiting == 1 else f"{waiting} runs wait or still run"
+        yield f"{text}: the p-values hold only after all runs have finished."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
