@@ -87,7 +87,8 @@ def basis(comparison: Comparison) -> str:
         text += f" ({num_runs} runs)"
     if scoring.measure == TRAINING:
         return f"Scored by the training reward of {scoring.judged}, {text}."
-    return f"Scored on {len(scoring.questions)} held-out questions, {scoring.judged}, {text}."
+    questions = f"question{'s' * (len(scoring.questions) != 1)}"
+    return f"Scored on {len(scoring.questions)} held-out {questions}, {scoring.judged}, {text}."
 
 
 def what_is_visible(comparison: Comparison) -> str:

@@ -31,12 +31,7 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        lines_are = (
-            "1 line of the evaluations is"
-            if broken == 1
-            else f"{broken} lines of the evaluations are"
-        )
-        yield f"{lines_are} unreadable and left out."
+        yield f"Unreadable lines of evaluations, which are left out: {broken}."
 
 
 def _on_scores(scoring: Scoring) -> Iterator[str]:
@@ -49,10 +44,19 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
             "harder."
         )
     if scoring.measure == TRAINING:
-        yield (
-            "Compared by training reward, which every run measured on different examples. Use "
-            "evaluation=default to compare all runs on the same questions."
-        )
+        text = "Compared by training reward, which every run measured on different examples"
+        if scoring.no_evaluation:
+            yield f"{text}, because {scoring.no_evaluation}."
+        else:
+            yield f"{text}. Use evaluation=default to compare all runs on the same questions."
+        means = [
+            (one.arm.name, np.mean([r.unscored_share for r in one.runs])) for one in scoring.arms
+        ]
+        if shares := [f"{name} {100 * share:.1f} %" for name, share in means if share]:
+            yield (
+                f"Training rollouts without a score: {', '.join(shares)}. They are left out, and "
+                "no decision is tested against the rewards that they could have had."
+            )
         if any(run.selects_examples for run in runs):
             yield (
                 "The order or the buffer chose examples by earlier rewards, so a better policy may "

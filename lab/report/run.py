@@ -17,7 +17,7 @@ from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
-from rl.runtime.metrics import Row, read_metrics, steps_done
+from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
@@ -80,6 +80,7 @@ class Run:
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/code_copies.py
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
+    unscored_share: float = 0.0  # of the rollouts of the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
@@ -160,6 +161,7 @@ def read_run(
         commit=_readable(str(record.get("commit") or "")),
         code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
+        unscored_share=mean_of(rows[-LAST_STEPS:], "rollout/errors") or 0.0,
         selects_examples=bool(settings.get("learned.selects_examples")),
     )
 

@@ -80,6 +80,28 @@ def test_without_evaluations_the_training_reward_counts_and_the_report_says_so()
     assert "measured on different examples" in comparison.notes[0]
 
 
+def test_the_training_reward_counts_if_no_question_is_scored_and_the_report_says_why():
+    rewards = (0.5, 0.51, 0.52)
+    first, last = [0.5, 0.5, None, None], [None, None, 0.5, 0.5]
+    for scored, why in (
+        ([[None] * 4] * 3, "most evaluation questions of a have no score"),
+        ([first, last, first], "no evaluation question has a score in every run"),
+    ):
+        runs = [run(scored[i], rewards=[rewards[i]] * 20, seed=i) for i in range(3)]
+        comparison = compare([Arm("a", "a", tuple(runs)), arm("b", rewards=rewards)])
+        assert comparison.scoring.measure == TRAINING
+        assert comparison.notes[0].endswith(f"because {why}.")
+
+
+def test_the_share_of_unscored_training_rollouts_is_named():
+    plain, lossy = arm("a", rewards=(0.5, 0.51, 0.52)), arm("b", rewards=(0.7, 0.71, 0.72))
+    assert not any("Training rollouts" in note for note in compare([plain, lossy]).notes)
+    shares = zip(lossy.runs, (0.0, 0.1, 0.2), strict=True)
+    lossy = replace(lossy, runs=tuple(replace(one, unscored_share=x) for one, x in shares))
+    note = next(note for note in compare([plain, lossy]).notes if "Training rollouts" in note)
+    assert note.startswith("Training rollouts without a score: b 10.0 %.")
+
+
 def test_the_training_reward_is_that_of_the_last_steps():
     assert run(rewards=range(20)).training_reward == 14.5
     smooth = run(rewards=range(20)).training.smoothed(4)
