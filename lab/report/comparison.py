@@ -115,6 +115,11 @@ def compare(
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
     if not any(scored.arm is control for scored in scoring.arms):
+        if scoring.no_evaluation:
+            raise NothingToCompare(
+                f"{control.name} has no training reward, and {scoring.no_evaluation}: choose "
+                "another baseline"
+            )
         raise NothingToCompare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"

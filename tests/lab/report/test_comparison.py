@@ -91,6 +91,9 @@ def test_the_training_reward_counts_if_no_question_is_scored_and_the_report_says
         comparison = compare([Arm("a", "a", tuple(runs)), arm("b", rewards=rewards)])
         assert comparison.scoring.measure == TRAINING
         assert comparison.notes[0].endswith(f"because {why}.")
+    unscored = Arm("a", "a", (run([None] * 4),))
+    with pytest.raises(NothingToCompare, match="a has no training reward, and most evaluation"):
+        compare([unscored, arm("b", rewards=rewards)], baseline="a")
 
 
 def test_the_share_of_unscored_training_rollouts_is_named():
