@@ -182,6 +182,8 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     assert ended_early(comparison) == ""
     assert result(comparison, "cispo").decision == "better"
     assert comparison.notes[0].startswith("2 runs wait or still run: the p-values hold only")
+    fewer = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, more[0]))])
+    assert fewer.notes[0].startswith("1 run waits or still runs: ")
 
 
 def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
