@@ -4,7 +4,7 @@ pyproject.toml has all other settings. A checkout and an editable install use th
 """
 
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copytree, ignore_patterns, rmtree
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -21,6 +21,7 @@ class BuildWithFiles(build_py):
         if self.editable_mode:
             return
         files = Path(self.build_lib) / "offbyone" / "files"
+        rmtree(files, ignore_errors=True)  # an earlier build may have left deleted files there
         for name in FOLDERS:
             caches = ignore_patterns("__pycache__", ".*", "outputs")
             copytree(name, files / name, ignore=caches, dirs_exist_ok=True)

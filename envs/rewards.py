@@ -6,7 +6,7 @@
 
 An answer is text or a number, or a list of accepted answers. The compared text is the policy's last
 turn without its reasoning. The text is empty if the reasoning has no end. Rewards are coroutine
-functions, because they never block and so need no thread (envs/threads.py).
+functions, because they are fast and so need no thread (envs/threads.py).
 """
 
 import re
@@ -19,14 +19,14 @@ import regex
 
 from envs.episode import Episode
 
-_LONGEST_S = 1.0  # maximum seconds of a match, because no other rollout goes on meanwhile
+_LONGEST_S = 1.0  # maximum seconds of a match, because a match blocks all other rollouts
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
 NUMBER = re.compile(
-    r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?                      # a sign; 10-3 has none
+    r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?      # a sign, which the minus of 10-3 is not
     (?: (?<!\d)(?<!\d/) (?: \d{1,3}(?:,\d{3})+(?!\d) | \d+ ) (?:\.\d+)?
-      | (?<![\w.]) \.\d+ )                                # .5
+      | (?<![\w.]) \.\d+ )                       # a number without leading digit: .5
     (?: [eE][-\u2212+]?\d{1,3}(?!\w) | /(?P<denominator>[1-9]\d*)(?![\d/]) )?""",
     re.VERBOSE,
 )
@@ -44,7 +44,7 @@ def exact(text: str, answers: Sequence[str]) -> float:
     """Return 1 if `text` equals an answer after `normalised`, else 0.
 
     If `normalised` removes the whole answer, as it does with "A" or "<", the comparison removes
-    less: first only punctuation, then only spaces at both ends. Case never counts.
+    less: first only punctuation, then only spaces at both ends. Case is always ignored.
     """
     pairs = (_comparable(text, answer) for answer in _as_list(answers))
     return float(any(ours == theirs for ours, theirs in pairs))
@@ -68,8 +68,8 @@ def answers_of(episode: Episode) -> list[str]:
     info = episode.example.info
     if "answer" not in info:
         raise ValueError(
-            f"example {episode.example.id} has no info['answer'] to compare with: its data set "
-            "must name the column of the answer"
+            f"example {episode.example.id} has no info['answer'] to compare with: set "
+            "env.dataset.answer to the name of the answer's column"
         )
     answer = info["answer"]
     return [str(one) for one in answer] if isinstance(answer, list | tuple) else [str(answer)]
@@ -105,7 +105,7 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
     answers, value = answers_of(episode), _last_number(final_text(episode))
     targets = [number for number in map(_last_number, answers) if number is not None]
     if not targets:
-        raise ValueError(f"the answer {answers} has no number: use exact_match or contains")
+        raise ValueError(f"the answer {answers} has no number: use the reward exact_match")
     # Use Decimal, because the floats 1.1 and 1.0 differ by more than 0.1.
     most = Decimal(str(tolerance))
     return float(value is not None and any(abs(value - number) <= most for number in targets))
@@ -120,7 +120,7 @@ async def matches(episode: Episode, *, pattern: str) -> float:
     try:
         found = regex.fullmatch(pattern, final_text(episode), regex.DOTALL, timeout=_LONGEST_S)
     except TimeoutError as error:
-        raise ValueError(f"pattern={pattern} took more than {_LONGEST_S} s on a turn") from error
+        raise ValueError(f"pattern={pattern} took over {_LONGEST_S} s: simplify it") from error
     return float(found is not None)
 
 
@@ -129,7 +129,7 @@ def _as_list(answers: Sequence[str]) -> Sequence[str]:
 
 
 def _comparable(text: str, answer: str) -> tuple[str, str]:
-    """Return both in the first form that leaves something of the answer; case is removed."""
+    """Return text and answer, both normalised as far as the answer does not become empty."""
     forms = (normalised, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
     for form in forms:
         if expected := form(answer):

@@ -65,7 +65,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
         if min(scorable) < 0:
             raise ValueError(
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
-                "use advantage=group_mean or shift the rewards"
+                "use advantage=group_mean, or add a constant to the rewards"
             )
         mean = math.fsum(scorable) / len(scorable)  # > 0: rewards are >= 0 and not all equal
         return [c / mean for c in _centred(scorable)]

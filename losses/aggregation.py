@@ -1,4 +1,4 @@
-"""The weight of one completion token of each rollout in the objective, computed without torch.
+"""The weight w_t that each completion token has in the objective, computed without torch.
 
     objective = sum over all tokens t of the global batch of  w_t * loss_t
 

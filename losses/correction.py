@@ -12,7 +12,7 @@
 
 A weight multiplies its token's loss and has no gradient. If the anchor of a loss is mu, its ratio
 already corrects the mismatch, and a correction would count the mismatch twice. So corrections need
-old as the anchor. A log ratio is clamped to +-20 after summing, which no cap or bound reaches.
+old as the anchor. A log ratio is clamped to +-20 after summing, far beyond any cap or bound.
 
 N: completion tokens of a micro-batch, S: its sequences, each with all its tokens.
 """
@@ -43,7 +43,7 @@ def none(
     sequence_ids: Tensor,  # noqa: ARG001
     num_sequences: int,  # noqa: ARG001
 ) -> Correction:
-    """Return weight 1 for every token, so that no loss is corrected."""
+    """Return weight 1 for every token, which leaves the loss unchanged."""
     return Correction(torch.ones_like(old_logprobs), {})
 
 

@@ -31,8 +31,8 @@ def decoupled_ppo(
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:
-        follows = (tokens.staleness / (tokens.staleness + 1)).to(pi.dtype)  # [N]
-        proximal = mu + follows * (pi - mu)  # [N]
+        share = (tokens.staleness / (tokens.staleness + 1)).to(pi.dtype)  # [N] a in the formula
+        proximal = mu + share * (pi - mu)  # [N]
     weight = ratio_to(mu, proximal)  # [N]
     bounded = weight.clamp(max=weight_cap)  # [N]
     ratio = ratio_to(proximal, tokens.logprobs)  # [N]

@@ -31,6 +31,20 @@ def load(name: str, **options: Any) -> Environment:
     return build(node)()
 
 
+def load_exported(name: str, **options: Any) -> Environment:
+    """Return `load(...)` for the verifiers library, which cannot call `score_group`.
+
+    Raise ValueError if the environment has one, because its rewards would be missing.
+    """
+    env = load(name, **options)
+    if env.scores_groups:
+        raise ValueError(
+            f"{name} compares the episodes of a group (score_group), which verifiers cannot do "
+            "here: train it with train.py"
+        )
+    return env
+
+
 def _env_node(name: str) -> dict[str, Any]:
     """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():

@@ -87,7 +87,7 @@ class TrainingRow(SampledColumns):
 class Rollout:
     """One sampled episode of an example, with its reward."""
 
-    rows: tuple[TrainingRow, ...]  # several if a prompt did not extend the previous turn's tokens
+    rows: tuple[TrainingRow, ...]  # several if a turn's prompt changed the tokens of earlier turns
     messages: list[Message]  # the whole conversation, as text
     reward: float | None  # None: no score (the environment failed or returned NaN)
     rewards: dict[str, float]  # reward name -> unweighted value for the whole episode
@@ -100,7 +100,7 @@ class Rollout:
     retries: int = 0  # number of earlier attempts that failed because of the environment
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # most tokens in one turn; None: unknown
+    turn_limit: int | None = None  # token limit of one turn; None: unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class Credit:
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
     # Numbers that the advantage compared with the other rollouts' numbers at the same positions.
-    # None: `reward`, or `advantages` if there is one per turn. (): it compared nothing.
+    # None: `reward`, or `advantages` if there is one per turn. (): nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
     is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0
@@ -174,7 +174,7 @@ class RankBatch:
 
     step: int
     micro_batches: tuple[MicroBatch, ...]  # every rank has equally many micro-batches
-    # [R] reward of each rollout, for a critic and for a penalty in the reward; NaN: no score
+    # [R] reward of each rollout, for a critic and for a KL penalty in the reward; NaN: no score
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group of a rollout
     metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, which rank 0 logs
@@ -182,7 +182,7 @@ class RankBatch:
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))
     # [R] number of completion tokens of each trained rollout, 0 for the other rollouts
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; (): no record
+    record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; (): none
 
 
 class PlayGroup(Protocol):

@@ -20,7 +20,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
     rank: int = 0
     step: int = 0
-    shares_prefixes: bool = False  # for next_batch: whether the trainer computes prefixes once
+    shares_prefixes: bool = False  # for next_batch: whether the trainer shares equal prefixes
     version: int = 0
     replicas: dict[str, int] = {}  # for publish: replica name -> number of its restarts
 
@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the rollouts process to a `Call`."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
-    over: str = ""  # reason why no batch follows; "": a batch follows
+    over: str = ""  # why the rollouts process delivers no more batches; "": it still delivers
     stopped: bool = False  # whether a stop request ended the run
 
 
@@ -37,7 +37,7 @@ class NoMoreBatches(Exception):
     """The error raised if no further batch exists; the message gives the reason.
 
     Attributes:
-        stopped: whether a stop request ended the run; if not, no rollout changes the policy.
+        stopped: True: the run must stop now. False: the buffer rejects all new groups.
     """
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
@@ -48,7 +48,7 @@ class NoMoreBatches(Exception):
 def _encode(value: object) -> object:
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
-    raise NotImplementedError(f"cannot send a {type(value).__name__}")
+    raise NotImplementedError(f"msgpack cannot encode a {type(value).__name__}: send a numpy array")
 
 
 def _decode(kind: type, value: Any) -> Any:  # noqa: ARG001 msgspec's signature

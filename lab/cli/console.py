@@ -4,12 +4,14 @@ It runs the same entry points as `python train.py` in a checkout. The current fo
 folder conf/ with choices of its own, and Python modules that these choices name.
 """
 
+import keyword
 import re
 import runpy
 import shutil
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from rl.config.shipped import SHIPPED
@@ -42,14 +44,14 @@ def main() -> None:
     elif command == "--version":
         print(version("offbyone-rl"))  # noqa: T201
     elif command == NEW:
-        print(new(arguments))  # noqa: T201
+        print(copy_my_lab(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
         refuse_foreign_packages()
         script = SHIPPED / f"{command.replace('-', '_')}.py"
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
     else:
-        sys.exit(f"there is no command {command}\n{usage()}")
+        sys.exit(f"offbyone has no command {command}\n{usage()}")
 
 
 def refuse_foreign_packages() -> None:
@@ -57,29 +59,34 @@ def refuse_foreign_packages() -> None:
     home = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)
-        folders = [Path(folder) for folder in module.__path__]
+        folders = [Path(folder) for folder in getattr(module, "__path__", [module.__file__])]
         if home / name not in folders:
             sys.exit(
-                f"the folder {folders[0]} hides the package {name} of offbyone: rename the folder, "
+                f"{folders[0]} hides the package {name} of offbyone: rename it, "
                 "or start offbyone from another folder"
             )
 
 
-def new(arguments: list[str]) -> str:
-    """Copy the example folder to the path of the command line; return what to do next.
+def copy_my_lab(arguments: list[str]) -> str:
+    """Copy examples/my-lab to the folder that the arguments name; return what to do next.
 
-    The package in it has the name of the folder, with `_` in place of other characters.
+    The copy's package gets the name of the folder, with `_` in place of other characters.
     """
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: offbyone new <folder>")
     folder = Path(arguments[0])
     package = re.sub(r"\W", "_", folder.resolve().name).lower()
-    if not package.isidentifier() or package in (*_PACKAGES, *sys.stdlib_module_names):
-        sys.exit(f"{package} cannot be the name of a new Python package: choose another name")
-    if folder.exists() and any(folder.iterdir()):
-        sys.exit(f"{folder} is not empty: choose another folder")
+    template = SHIPPED / "examples" / "my-lab"
+    losses = [path.stem for home in (SHIPPED, template) for path in home.glob("conf/loss/*.yaml")]
+    is_taken = package in (*losses, "conf", "tests") or getattr(find_spec(package), "origin", None)
+    if not package.isidentifier() or keyword.iskeyword(package):
+        sys.exit(f"{package} cannot be the name of a Python package: choose another name")
+    if is_taken and package != _TEMPLATE:
+        sys.exit(f"{package} is the name of a loss or of an installed package: choose another name")
+    if folder.exists() and (folder.is_file() or any(folder.iterdir())):
+        sys.exit(f"{folder} is a file or is not empty: choose another folder")
     caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")
-    shutil.copytree(SHIPPED / "examples" / "my-lab", folder, ignore=caches, dirs_exist_ok=True)
+    shutil.copytree(template, folder, ignore=caches, dirs_exist_ok=True)
     for path in sorted(folder.rglob("*"), reverse=True):  # files before the folders that hold them
         if path.is_file():
             path.write_text(path.read_text().replace(_TEMPLATE, package))

@@ -1,4 +1,4 @@
-"""The keys in --help: each as an override with its value, and the comment above it in its YAML."""
+"""Format the keys for --help: key=value, then the comment that its YAML file has above the key."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def _values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]
 
 
 def _notes(folders: list[Path], name: str) -> dict[str, str]:
-    """Return the comment above each dotted key of a YAML file, also of the files it extends."""
+    """Return the comment above each key of a YAML file and of the files in its defaults list."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}

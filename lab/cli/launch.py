@@ -53,6 +53,7 @@ OmegaConf.register_new_resolver("shipped", _shipped_path, replace=True)
 OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
+_SEARCH_PATH = "hydra.searchpath="
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
 _SWEEP_PREFIXES = (
@@ -222,17 +223,24 @@ def options_first(arguments: list[str]) -> list[str]:
 
 
 def own_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments with the folder conf/ of the current folder as --config-dir.
+    """Return the arguments with the folder conf/ of the current folder on Hydra's search path.
 
-    If the user chose --config-dir, return it with the path of a shipped folder such as sweeps.
+    A --config-dir that does not exist here but is shipped, such as sweeps, becomes the shipped one.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
-        return [str(SHIPPED / chosen) if part == chosen else part for part in arguments]
+        flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")
+        at = next(i for i, part in enumerate(arguments) if part in flags)
+        flag = arguments[at].removesuffix(chosen)
+        arguments = [*arguments[:at], f"{flag}{SHIPPED / chosen}", *arguments[at + 1 :]]
     here = Path("conf")
-    if chosen or not here.is_dir() or here.resolve() == CONF.resolve():
+    if not here.is_dir() or here.resolve() in (CONF.resolve(), Path(chosen or "").resolve()):
         return arguments
-    return ["--config-dir", str(here), *arguments]
+    if not chosen:
+        return ["--config-dir", str(here), *arguments]
+    if any(part.startswith(_SEARCH_PATH) for part in arguments):
+        return arguments
+    return [*arguments, f"{_SEARCH_PATH}[file://{here.resolve()}]"]
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:

@@ -57,7 +57,7 @@ def locked_run_folder(
 ) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
-    with stopped_by_signals(), locked(run_folder, undone_by=ConfigError):
+    with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
         if found := list(problems(settings.plain())):  # checked again, now under the lock
             raise ConfigError(found)
         yield run_folder

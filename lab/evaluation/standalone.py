@@ -29,6 +29,7 @@ from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import Played, Summary, summarise
 from rl.runtime.files import json_line, plain
 from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import program
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 from rl.terminal.progress import Progress
@@ -55,7 +56,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
-        command = shlex.join(["python", "evaluate.py", *overrides])
+        command = shlex.join([*program("evaluate"), *overrides])
         facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
         write_files(run_folder, played, summary, facts)
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))

@@ -10,6 +10,7 @@ from rich.text import Text
 from lab.evaluation.table import dash_for_nan
 from lab.prompts.outputs import PROMPT, Candidates
 from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import program
 from rl.runtime.text import key_of, printable
 
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
@@ -73,8 +74,8 @@ def next_commands(
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
     more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
-    lines = [["python", "evaluate.py", *chosen, *kept, prompt, more]]
+    lines = [[*program("evaluate"), *chosen, *kept, prompt, more]]
     if not remote:
         trained = [item for item in kept if names[item] != "adapter_path"]
-        lines.append(["python", "train.py", *chosen, *trained, prompt])
+        lines.append([*program("train"), *chosen, *trained, prompt])
     return [shlex.join(line) for line in lines]

@@ -66,6 +66,11 @@ def optimize_prompt(
     env: Environment = build(settings.env)()
     with locked_run_folder(settings, run_folder_problems) as run_folder:
         with as_config_error():
+            if env.scores_groups:
+                raise ValueError(
+                    f"the environment {env.name} compares rollouts of a group (score_group), and "
+                    "a prompt search samples one rollout per example: choose another environment"
+                )
             num_played = _num_played(run_folder)
             train, validation = _examples(settings, env, num_played)
             start = starting_prompt(env, [task.example for task in (*train, *validation)])

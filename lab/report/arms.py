@@ -8,7 +8,7 @@ from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings in an arm's name
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
-_BARE = ("true", "false", "null", "none")  # values that say little without their key
+_BARE = ("true", "false", "null", "none")  # values that an arm's name shows as key=value
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -19,7 +19,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: Mapping[str, str] = field(default_factory=dict)  # the values in the name by their keys
+    choices: Mapping[str, str] = field(default_factory=dict)  # key -> value of settings in `name`
 
     @property
     def finished(self) -> list[Run]:
@@ -28,7 +28,7 @@ class Arm:
 
     @property
     def ended_early(self) -> list[Run]:
-        """The runs that began and did not finish, except seeds of which another run finished."""
+        """The runs that began but did not finish, and whose seed no other run has finished."""
         seeds = {str(run.seed) for run in self.finished if run.seed is not None}
         return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
@@ -90,7 +90,7 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return the last word of each key with its value, or nothing if the arms' keys differ."""
+    """Return each arm's settings: last word of the key -> value; empty if the keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
@@ -102,7 +102,7 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the values of each arm, with their keys where a value says little alone."""
+    """Return the values of each arm, with their keys where a value alone would be unclear."""
     clear = {
         key
         for key in (choices[0] if choices else ())

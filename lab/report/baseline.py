@@ -40,11 +40,11 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
         runs = read_sources([folder], ALL_EVALUATIONS).runs
         finished = [run for run in runs if run.finished and run.evaluations]
         if not finished:
-            raise NothingToCompare(f"no run in {folder} has finished and has an evaluation")
+            raise NothingToCompare(f"{folder} needs a finished run with evaluation=default")
         if "store" in arguments:
             store(finished, file)
             return OK
-        comparison = against(runs, file)
+        comparison = compare_with_stored(runs, file)
     except (NothingToCompare, OSError) as error:
         print(f"no comparison: {error}")  # noqa: T201
         return NOT_COMPARED
@@ -52,31 +52,31 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
     return IS_WORSE if comparison.others[0].decision == WORSE else OK
 
 
-def against(today: Sequence[Run], file: Path) -> Comparison:
+def compare_with_stored(today: Sequence[Run], file: Path) -> Comparison:
     """Compare runs with the stored runs at the last policy version that all runs evaluated."""
     stored = read_stored(file)
     evaluated = [run for run in (*today, *stored) if run.finished and run.evaluations]
     shared = set.intersection(*(set(run.evaluations) for run in evaluated))
     if not (last := max(shared, default=0)):
         raise NothingToCompare(
-            "today's runs and the stored runs were evaluated at no common version after the first: "
-            "keep evaluation.every and max_steps, or store the curves again"
+            "after version 0, no policy version was evaluated in both today's and the stored runs: "
+            "use the stored runs' evaluation.every, or store again (`make baseline STORE=store`)"
         )
     arms = [
-        Arm(name, name, tuple(_until(last, run) for run in runs))
+        Arm(name, name, tuple(_without_later(last, run) for run in runs))
         for name, runs in ((STORED, stored), (TODAY, today))
     ]
     question = f"Does today's code learn as well as that of commit {stored[0].commit[:10]}?"
     comparison = compare(arms, baseline=STORED, question=question)
     if not comparison.others:
         raise NothingToCompare(
-            "these runs and the stored baseline have different questions: store the curves again"
+            "the stored baseline has other questions: replace it by `make baseline STORE=store`"
         )
     return comparison
 
 
-def _until(last: int, run: Run) -> Run:
-    """Return the run without its evaluations of later policy versions."""
+def _without_later(last: int, run: Run) -> Run:
+    """Return the run without its evaluations of policy versions after `last`."""
     return replace(run, evaluations={v: one for v, one in run.evaluations.items() if v <= last})
 
 
@@ -112,7 +112,7 @@ def read_stored(file: Path) -> list[Run]:
     for stored in content["runs"]:
         evaluations = {}
         for version, scores in stored["scores"].items():
-            # Older files have the mean reward of a question.
+            # Older files have one mean reward per question instead of a list of rewards.
             rewards = [score if isinstance(score, list) else [score] for score in scores]
             evaluations[int(version)] = Evaluation(dict(zip(questions, rewards, strict=True)))
         run = Run(

@@ -47,9 +47,9 @@ def main(arguments: list[str]) -> int:
         if page.suffix != ".html":
             raise ValueError(f"out={page}: give a file name that ends in .html")
         if page.stem in RESERVED_STEMS:
-            raise ValueError(f"out={page}: {page.stem}.json is another file's name: choose another")
+            raise ValueError(f"out={page}: the sweep has a {page.stem}.json: choose another name")
         if "out" not in options and not paths[0].is_dir():
-            raise ValueError(f"{paths[0]} does not exist")
+            raise ValueError(f"{paths[0]} does not exist: name the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
             raise ValueError(
                 f"judged={judged}: give the number of evaluations to average, 1 or more"

@@ -33,7 +33,7 @@ class ArmResult(ScoredArm):
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
     decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
-    undecided_if: str  # the assumption about missing data under which the decision does not hold
+    undecided_if: str  # assumption about missing data under which nothing is significant, or ""
     chance_better: float
     visible_difference: float
     # per arm if this sweep grows, None if unknown, infinite if no number suffices
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def num_looks(self) -> int:
-        """How often the arms were judged as the sweep grew, at most."""
+        """The largest number of looks of any arm: 1, plus 1 each time the sweep grew."""
         return max(arm.num_looks for arm in self.arms)
 
     @property
@@ -140,7 +140,7 @@ def compare(
 
 @dataclass(frozen=True, eq=False)
 class _Tests:
-    """The differences of all arms to the baseline, with NaN as the baseline's p-value."""
+    """For each arm, the test of its difference to the baseline; p is NaN for the baseline."""
 
     gains: list[float]
     spreads: list[st.Spread]
@@ -222,17 +222,17 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         raise NothingToCompare(_why_not_comparable(arms))
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(counting, key=lambda arm: max(_measures(run) for run in arm.finished))
+        return max(counting, key=lambda arm: max(_has_scores(run) for run in arm.finished))
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
-        raise NoBaseline(f"no arm is called {wanted}: baseline= is one of {names}")
+        raise NoBaseline(f"baseline={wanted} is no arm: choose one of {names}")
     if not chosen.finished:
-        raise NoBaseline(f"no run of the baseline {wanted} has finished: choose another")
+        raise NoBaseline(f"baseline={wanted}: no run of this arm has finished, choose another arm")
     return chosen
 
 
-def _measures(run: Run) -> tuple[bool, bool]:
+def _has_scores(run: Run) -> tuple[bool, bool]:
     """Return whether the run has evaluations, and whether it has training rewards."""
     return bool(run.evaluations), run.training_reward is not None
 
@@ -251,6 +251,6 @@ def _notes(results: Sequence[ArmResult]) -> list[str]:
         names.setdefault(result.undecided_if, []).append(result.arm.name)
     names.pop("")
     return [
-        f"No decision about {', '.join(arms)}: the difference does not hold if {assumption}."
+        f"No decision about {', '.join(arms)}: the difference is not significant if {assumption}."
         for assumption, arms in names.items()
     ]

@@ -92,7 +92,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return which differences would be visible, and the seeds that an observed one needs."""
+    """Return the smallest difference that the runs can show, and the seeds for the observed one."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN

@@ -12,7 +12,7 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING, curve_of
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html fits both)
+COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html relies on both)
 COLOUR = "#3b7dd8"
 
 
@@ -35,7 +35,7 @@ def curves(comparison: Comparison) -> dict[str, Any]:
     chart = panels.facet(facet, columns=columns, spacing=14).add_params(progress)
     spec = chart.to_dict(validate=False)
     for layer in spec["spec"]["layer"]:
-        # The title is the chosen measure. Altair refuses an expression, and Vega-Lite accepts it.
+        # The axis title is an expression, which Vega-Lite accepts but Altair would reject.
         layer["encoding"]["x"]["axis"]["title"] = {"expr": "progress"}
     return spec
 

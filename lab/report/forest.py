@@ -10,6 +10,7 @@ from lab.report.comparison import Comparison
 from lab.report.run import Run
 from lab.report.scoring import HELD_OUT, judged_step
 from lab.report.statistics import BETTER, UNCLEAR, WORSE
+from rl.runtime.start_record import program
 from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
@@ -100,4 +101,4 @@ def view_command(run: Run, measure: str, step: int) -> str:
     """Return the command that shows the rollouts of a step, or the evaluation of a version."""
     source = "evaluation" if measure == HELD_OUT else "training"
     folder = relative_path(run.folder) if run.folder else run.name
-    return f"python view.py {shlex.quote(folder)} source={source} step={step}"
+    return f"{' '.join(program('view'))} {shlex.quote(folder)} source={source} step={step}"

@@ -1,8 +1,8 @@
 """Alternative scores: assumptions about unscored rollouts and lost runs.
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
-fails. Left out, they could decide a comparison. A decision must therefore hold under each
-assumption about them.
+fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
+difference is significant under each assumption about them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +23,18 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
             arms = [_with_unscored(scoring, one.runs, unscored) for one in scoring.arms]
             columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
             scores = [scores_of(rows, columns) for rows in arms]
-            yield f"unscored rollouts count as the {name} reward", scores
+            yield f"unscored rollouts get the {name} reward", scores
     if any(one.lost for one in scoring.arms):
         columns = scoring.questions or [REWARD]
         lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
         best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
-        last = "last rewards" if scoring.measure == TRAINING else "last evaluation"
-        lower = f"at their {last} or the lowest reward"
-        for name, added in ((lower, lost), ("above the best run", best)):
+        lower = "their last scores or the lowest reward"
+        for name, added in ((lower, lost), ("scores above the best run's", best)):
             scores = [
                 scores_of([*arm.rows, *rows], columns)
                 for arm, rows in zip(scoring.arms, added, strict=True)
             ]
-            yield f"lost runs count {name}", scores
+            yield f"lost runs get {name}", scores
 
 
 def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:

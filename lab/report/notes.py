@@ -24,14 +24,14 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             for one in scoring.arms
             if one.num_unscored
         ]
-        yield f"Evaluation rollouts without a score, which are left out: {', '.join(counts)}."
+        yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
     if waiting := sum(run.is_open for run, _ in left_out):
-        text = "1 run waits or still runs" if waiting == 1 else f"{waiting} runs wait or still run"
-        yield f"{text}: the p-values hold only after all runs have finished."
+        text = "1 run has not ended" if waiting == 1 else f"{waiting} runs have not ended"
+        yield f"{text}: the p-values are valid only when all have ended."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        yield f"Unreadable lines of evaluations, which are left out: {broken}."
+        yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
 
 
 def _on_scores(scoring: Scoring) -> Iterator[str]:
@@ -65,8 +65,8 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
     most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
     if 0 < compared < most:
         yield (
-            f"Compared on the {compared} questions that have a score in every run, "
-            f"of up to {most} questions."
+            f"The runs have up to {most} questions. Only the {compared} questions with a score in "
+            "every run are compared."
         )
     steps = [[judged_step(run, scoring.measure) for run in one.runs] for one in scoring.arms]
     if len({step for of_arm in steps for step in of_arm}) > 1:
@@ -75,7 +75,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
             for one, of_arm in zip(scoring.arms, steps, strict=True)
         ]
         name = "step" if scoring.measure == TRAINING else "policy version"
-        yield f"Not all runs are judged at the same {name}: {', '.join(texts)}."
+        yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
 
 def _on_seeds(scoring: Scoring) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
     if few := [one.arm.name for one in arms if not one.scores.resamples_seeds]:
         names = "every arm" if len(few) == len(arms) > 1 else ", ".join(few)
         yield (
-            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: their intervals lack the variance "
-            "between seeds, so no such arm is called better or worse."
+            f"Fewer than {st.FEWEST_SEEDS} seeds of {names}: the intervals lack the variance "
+            "between seeds, so such an arm is never called better or worse. Run more seeds."
         )
     looks = max(one.arm.num_looks for one in arms)
     if looks > 1:

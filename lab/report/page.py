@@ -56,7 +56,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         what_is_visible=what_is_visible(comparison),
         heads=[*comparison.arms[0].choices] or ["arm"],
         numbers=table(arm_records(comparison, comparison.arms)),
-        settings=settings(comparison),
+        settings=settings_table(comparison),
         failures=by_cause(comparison.left_out),
         num_models=num_models(comparison),
         envs=sorted({question.env for question in comparison.scoring.questions}),
@@ -92,7 +92,7 @@ def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
     }
 
 
-def settings(comparison: Comparison) -> list[list[str]]:
+def settings_table(comparison: Comparison) -> list[list[str]]:
     """Return a table of the settings in which arms differ: a title row, then a row per setting."""
     base = comparison.baseline.arm
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]

@@ -7,8 +7,8 @@ from typing import Any
 from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
 
 POWER = 0.8  # statistical power at the smallest visible difference
-MOST_SEEDS = 1000  # larger numbers are reported as more than this
-_NO_NUMBER = 10**7  # if so many seeds do not suffice, no number does
+MOST_SEEDS = 1000  # a larger number of seeds is shown as "> 1,000"
+_LARGEST_COUNT = 10**7  # if so many seeds do not suffice, no number does
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:
@@ -33,7 +33,7 @@ def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | 
     """
     if len(spread.seeds) < 2 or not difference:
         return None
-    counts = range(FEWEST_SEEDS, _NO_NUMBER)
+    counts = range(FEWEST_SEEDS, _LARGEST_COUNT)
 
     def suffices(count: int) -> bool:
         return visible_difference(spread.with_seeds(count), factor) <= abs(difference)

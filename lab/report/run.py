@@ -196,7 +196,7 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
         key: value
         for key, value in settings.items()
         if key.rpartition(".")[2] not in RUN_KEYS
-        and key.partition(".")[0] not in ("format", "learned")  # these keys are no settings
+        and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
         and not (isinstance(value, str) and name.search(value))
     }
 

@@ -26,12 +26,12 @@ class ScoredArm:
     """The scored runs of one arm, with their scores."""
 
     arm: Arm
-    rows: Rows  # the scored runs
+    rows: Rows  # the scored runs, each with its scores by question
     lost: tuple[Run, ...]  # runs that ended early or are mostly unscored, and were not repeated
     run_scores: Floats  # the mean score of each scored run
     scores: Scores  # one row per seed, the mean over the runs with this seed
     num_rollouts: int  # number of rollouts in the judged evaluations
-    num_unscored: int  # how many of them have no score
+    num_unscored: int  # number of these rollouts that have no score
 
     @property
     def runs(self) -> list[Run]:

@@ -141,8 +141,8 @@ class Spread:
         """The degrees of freedom of V for decisions, with the full seed term.
 
         With many arms, the seeds of some arms agree by chance, so a difference looks certain. Among
-        12 equal arms, `degrees_of_freedom` gives a false winner in 1 of 8 sweeps, this one in 1
-        of 30.
+        12 equal arms, `degrees_of_freedom` gives a false winner in 1 of 8 sweeps, this property in
+        1 of 30.
         """
         return self._degrees_of_freedom(1.0)
 

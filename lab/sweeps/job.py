@@ -51,7 +51,7 @@ def run_job(
     `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
 
     Raises:
-        RunFailed: replaces SystemExit and Stopped of `start` in a launcher's worker process.
+        RunFailed: in a launcher's worker process, `start` has raised SystemExit or Stopped.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"

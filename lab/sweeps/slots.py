@@ -63,7 +63,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
 def _most_jobs(key: str, each: int, available: int, what: str) -> int:
     if each > available:
         raise ConfigError(
-            [f"hydra.launcher.{key}={each}, and this machine has {available} {what}: lower it"]
+            [f"hydra.launcher.{key}={each}, but this machine has only {available} {what}: lower it"]
         )
     return available // each if each else 0
 

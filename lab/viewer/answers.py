@@ -29,12 +29,12 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
         if generation != index.generation:
             start = 0
         rows = index.rows[start:]
-        pushes = [index.push(row) for row in rows]
+        gradients = [index.gradient_sum(row) for row in rows]
         return {
             "generation": index.generation,
             "start": start,
             "columns": {
-                name: pushes if name == "push" else [getattr(row, name) for row in rows]
+                name: gradients if name == "push" else [getattr(row, name) for row in rows]
                 for name in COLUMNS
             },
             "titles": {str(row.question): row.title for row in rows},

@@ -84,7 +84,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     runs = _runs_of(folders)
-    from lab.viewer.index import RunIndex  # late, because this import takes a second
+    from lab.viewer.index import RunIndex  # imported only when needed, because it takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
     with console.status("reading"):
@@ -101,10 +101,10 @@ def _export(
     path: Path, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
 ) -> None:
     from lab.viewer import answers
-    from lab.viewer.export import Chosen, page
+    from lab.viewer.export import RunRows, page
 
     chosen = [
-        Chosen(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()
+        RunRows(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()
     ]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one.numbers] or chosen, note)

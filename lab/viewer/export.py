@@ -26,7 +26,7 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RunRows:
     """The rollouts of one run to export, by row number."""
 
     index: RunIndex
@@ -34,7 +34,7 @@ class Chosen:
     numbers: Sequence[int]
 
 
-def page(chosen: Sequence[Chosen], note: str = "") -> str:
+def page(chosen: Sequence[RunRows], note: str = "") -> str:
     """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
 
     Groups are exported whole, so that every rollout can be compared with its group.
@@ -48,7 +48,7 @@ def page(chosen: Sequence[Chosen], note: str = "") -> str:
         numbers.append([n for n, row in enumerate(one.index.rows) if _group(row) in groups])
     total = sum(map(len, numbers))
     if not total:
-        raise ValueError("no rollout passes the filters, so there is nothing to export")
+        raise ValueError("no rollout has the given step, source and env: give other values")
     if total > MOST_ROLLOUTS:
         first = chosen[0].index.rows[0]
         raise ValueError(
@@ -90,14 +90,14 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
         cut = _group(index.rows[MOST_ROLLOUTS])
         numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
-    path.write_text(page([Chosen(index, run_folder.name, numbers)], note), encoding="utf-8")
+    path.write_text(page([RunRows(index, run_folder.name, numbers)], note), encoding="utf-8")
 
 
 def _group(row: Row) -> tuple[str, int, int]:
     return row.source, row.step, row.group_id
 
 
-def _embedded_run(chosen: Chosen, numbers: list[int]) -> dict[str, Any]:
+def _embedded_run(chosen: RunRows, numbers: list[int]) -> dict[str, Any]:
     """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
     table = answers.table(chosen.index)
     table["columns"] = {

@@ -21,7 +21,7 @@ from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import inside
 
-_FULL_COLOUR_QUANTILE = 0.98  # tokens from this quantile of |gradient| on get the full colour
+_FULL_COLOUR_QUANTILE = 0.98  # a |gradient| at or above this quantile gets the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
@@ -45,14 +45,14 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # |gradient| with full colour, by step
-        self._pushes: dict[int, dict[str, float]] = {}  # sum of |gradient| by step and rollout id
+        self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
+        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> |gradient|
         self._records: dict[Path, int] = {}  # modification time of each token file
 
-    def push(self, row: Row) -> float | None:
+    def gradient_sum(self, row: Row) -> float | None:
         """Return the sum of |gradient| over a rollout's tokens, or None without a token record."""
         is_trained = row.source == "training" and row.id != ""
-        return self._pushes.get(row.step, {}).get(row.id) if is_trained else None
+        return self._gradient_sums.get(row.step, {}).get(row.id) if is_trained else None
 
     def refresh(self) -> None:
         """Read the files that are new or have changed."""
@@ -99,7 +99,7 @@ class RunIndex:
         for step in sorted(steps):
             paths = [path for path in files if step_of(path) == step]
             try:
-                self._pushes[step], self.scales[step] = pushes_of(paths)
+                self._gradient_sums[step], self.scales[step] = gradient_sums(paths)
             except (OSError, ValueError, pa.ArrowException) as error:
                 reason = str(error).splitlines()[0]
                 self.records_problem = f"the token record cannot be read: {reason}"
@@ -124,13 +124,13 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     return sorted(files, key=lambda file: (file.source != "training", file.step))
 
 
-def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the push of each rollout of a step by id, and the |gradient| for the full colour.
+def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
+    """Return the sum of |gradient| by rollout id, and the |gradient| that gets the full colour.
 
-    The push of a rollout is the sum of its tokens' |gradient|. If the step trained on no rollout,
-    its files have no gradient column.
+    `paths` are the token files of one step. If the step trained on no rollout, they have no
+    gradient column.
     """
-    pushes: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:
         file = parquet.ParquetFile(path)
@@ -138,8 +138,8 @@ def pushes_of(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
             columns = file.read(columns=["id", name])
             for identity, gradients in zip(columns["id"], columns[name], strict=True):
                 size = np.abs(gradients.values.drop_null().to_numpy().astype(np.float64))
-                pushes[identity.as_py()] += float(size.sum())
+                sums[identity.as_py()] += float(size.sum())
                 sizes.append(size)
     positive = np.concatenate(sizes)
     positive = positive[positive > 0]
-    return pushes, float(np.quantile(positive, _FULL_COLOUR_QUANTILE)) if len(positive) else None
+    return sums, float(np.quantile(positive, _FULL_COLOUR_QUANTILE)) if len(positive) else None

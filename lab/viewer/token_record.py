@@ -42,7 +42,7 @@ def tokens_of(
     except (OSError, ValueError, pa.ArrowException) as error:
         return {"rows": [], "why": f"the token record of step {step} cannot be read: {error}"}
     if not recorded:
-        return {"rows": [], "why": "this group is not in the token record (record=sample)"}
+        return {"rows": [], "why": "this group was not recorded: record=all records every group"}
     why = ""
     if not used:
         why = REJECTED
@@ -131,7 +131,7 @@ def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, An
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return the text of each token. A character of several tokens belongs to the last token."""
+    """Return the text of each token. If several tokens are one character, the last one gets it."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []

@@ -40,17 +40,17 @@ def groups_of_equal_rewards(config: Config, learned: Learned) -> Iterator[str]:
             )
     elif config["group_size"] == 1:
         yield (
-            f"group_size=1 with {config['advantage']['_target_']} makes every advantage 0, because "
-            "it compares the rollouts of a group: use group_size=8 or so, or advantage=none"
+            f"{config['advantage']['_target_']} compares the rollouts of a group, so group_size=1 "
+            "makes every advantage 0: use group_size=8, or advantage=none"
         )
 
 
 def loss_and_aggregation(config: Config, learned: Learned) -> Iterator[str]:
-    """Require equal weights of sequences if the loss computes one weight per sequence."""
+    """Require an aggregation with equal weights of sequences if the loss sets PER_SEQUENCE."""
     if learned.loss_weighs_sequences and not learned.aggregation_weighs_sequences:
         yield (
-            f"{config['loss']['_target_']} gives a whole sequence one weight, and "
-            f"{config['aggregation']['_target_']} would let long sequences count more: use "
+            f"{config['loss']['_target_']} needs equal weights of all sequences, but "
+            f"{config['aggregation']['_target_']} weighs them unequally: use "
             "aggregation=sequence_mean"
         )
 
@@ -61,18 +61,18 @@ def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
     imitates = is_imitator(sampler)
     if learned.is_supervised and not imitates:
         yield (
-            f"{loss} imitates its tokens and sees no reward, so it learns nothing from the "
-            "policy's own rollouts: add sampler=demonstrations, or choose another loss"
+            f"{loss} imitates all text and reads no reward, so on its own rollouts the policy "
+            "would only imitate itself: use sampler=demonstrations, or another loss"
         )
     if imitates and not learned.takes_any_text:
         yield (
-            f"{loss} needs rollouts of the policy, and {sampler} returns text that no policy "
-            "sampled: add loss=sft, or choose sampler=async"
+            f"{loss} needs rollouts that the policy sampled, but {sampler} samples none: use "
+            "loss=sft, or sampler=async"
         )
 
 
 def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse sampling options that change the distribution that the loss assumes."""
+    """Refuse options with which vLLM samples from another distribution than the policy's."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]
     changed = [
         f"sampler.{key}={sampler[key]}"
@@ -82,8 +82,8 @@ def changed_sampling(config: Config, learned: Learned) -> Iterator[str]:
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
     yield (
-        f"{' and '.join(changed)} changes what is sampled, so {loss} is biased: remove the "
-        "option, or accept the bias with sampler.allow_biased_ratio=true"
+        f"with {' and '.join(changed)} vLLM does not sample the policy's distribution, so {loss} "
+        "is biased: remove the option, or accept the bias with sampler.allow_biased_ratio=true"
     )
 
 
@@ -93,22 +93,22 @@ def divergence(config: Config, learned: Learned) -> Iterator[str]:
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
         if kl["target_kl"] is not None:
-            yield f"kl.target_kl={kl['target_kl']} multiplies kl.beta=0, which stays 0: use kl=k3"
+            yield f"kl.target_kl={kl['target_kl']} cannot adapt kl.beta=0: set kl.beta=0.05"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (
-            f"kl.place=loss with {estimator} has a gradient of zero on average: use "
-            "kl.place=reward, or kl=k3"
+            f"kl.place=loss with {estimator} has no effect, because the mean of its gradient is "
+            "zero: use kl.place=reward, or kl=k3"
         )
     if place == "reward" and not learned.divergence_is_linear:
-        yield f"kl.place=reward with {estimator} is a biased penalty: use kl=k1"
+        yield f"kl.place=reward with {estimator} has a biased gradient: use kl=k1"
     if place == "reward" and not learned.reads_advantages:
         loss = config["loss"]["_target_"]
-        yield f"kl.place=reward needs a loss with advantages, and {loss} reads none: use kl=k3"
+        yield f"kl.place=reward changes advantages, but {loss} reads none: use kl=k3"
     if place == "reward" and value_of(config, "reward.normalise_each"):
         yield (
-            "kl.place=reward is one penalty on the whole reward and reward.normalise_each=true "
-            "makes an advantage of each single reward: change one of the two"
+            "kl.place=reward lowers the sum of the rewards, but reward.normalise_each=true treats "
+            "each reward separately: use kl=k3, or reward.normalise_each=false"
         )
 
 
@@ -118,42 +118,43 @@ def updates_and_correction(config: Config, learned: Learned) -> Iterator[str]:
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
         yield (
-            f"{loss} assumes that the policy it trains has sampled the batch, which is true in the "
-            f"first of updates_per_batch={updates} only: use updates_per_batch=1 or loss=cispo"
+            f"{loss} assumes that the current policy sampled the batch, but updates_per_batch="
+            f"{updates} changes the policy in between: use updates_per_batch=1, or loss=cispo"
         )
     if learned.correction_is_neutral:
         return
     if is_imitator(config["sampler"]["_target_"]):
         yield (
-            f"{correction} compares with the policy that sampled, and no policy sampled the text "
-            f"of {config['sampler']['_target_']}: use correction=none"
+            f"{correction} needs the logprobs of the policy that sampled the text, but "
+            f"{config['sampler']['_target_']} returns text that no policy sampled: use "
+            "correction=none"
         )
     elif updates == 1:
         yield (
-            "with updates_per_batch=1 ratios are taken to the sampler, which corrects already; "
-            f"{correction} would count the difference twice: use correction=none or "
+            "with updates_per_batch=1 the loss itself corrects for the difference between trainer "
+            f"and vLLM, and {correction} would correct a second time: use correction=none, or "
             "updates_per_batch=2"
         )
     elif learned.loss_corrects:
         yield (
-            f"{loss} corrects for the sampler by itself, and {correction} would do so twice: use "
-            "correction=none"
+            f"{loss} itself corrects for the difference between trainer and vLLM, and {correction} "
+            "would correct a second time: use correction=none"
         )
 
 
 def rewards_before_advantages(config: Config, learned: Learned) -> Iterator[str]:
     """Refuse options that make rewards negative if the advantage needs rewards >= 0."""
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
-    # With normalise_each penalties are subtracted from the advantages (rl/rollouts/credit.py).
-    before = not value_of(config, "reward.normalise_each")
+    # With normalise_each, penalties lower advantages instead of rewards (rl/rollouts/credit.py).
+    on_rewards = not value_of(config, "reward.normalise_each")
     lowered = {
-        truncation: before and learned.truncation_lowers_rewards,
-        "reward.length_penalty": before and (value_of(config, "reward.length_penalty") or 0) > 0,
+        truncation: on_rewards and learned.truncation_lowers_rewards,
+        "reward.length_penalty": on_rewards and bool(value_of(config, "reward.length_penalty")),
         "kl.place=reward": config["kl"]["beta"] > 0 and config["kl"]["place"] == "reward",
     }
     for what, is_on in lowered.items():
         if is_on and learned.advantage_refuses_negative:
-            yield f"{advantage} needs rewards >= 0 and {what} lowers them: use advantage=group_mean"
+            yield f"{advantage} needs rewards >= 0 but {what} lowers them: use advantage=group_mean"
 
 
 def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[str]:
@@ -164,8 +165,8 @@ def unused_or_missing_reference(config: Config, learned: Learned) -> Iterator[st
     if not teaches and not config["kl"]["beta"] > 0:
         if (exists and not is_policy) or node.get("refresh_every") or node.get("sees_hint"):
             yield (
-                f"neither the loss nor kl reads {kind}: add kl.beta=0.01, use loss=distill for a "
-                "teacher, or leave reference out"
+                f"neither {loss} nor a KL penalty uses {kind}: set kl.beta=0.01, use loss=distill "
+                "to learn from this teacher, or use reference=none"
             )
     elif not exists:
         reader = loss if teaches else f"kl.beta={config['kl']['beta']}"
@@ -182,7 +183,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
     for path, node in references(config).items():
         kind = node["_target_"]
         if path != "reference" and not fact(kind, "has_logprobs", True):
-            yield f"{path} is {kind}, which returns no logprobs: use a teacher that does"
+            yield f"{path} is {kind}, which returns no logprobs: use {path}=model"
         is_hinted = node.get("sees_hint", False)
         if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
             yield (
@@ -191,18 +192,18 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
             )
         if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
             yield (
-                f"{path}.refresh_every={node['refresh_every']} moves the reference, which with "
-                "adapter=lora is the frozen base: set it to 0, or use adapter=none"
+                f"{path}.refresh_every={node['refresh_every']} cannot refresh the base model, "
+                f"which an adapter freezes: set {path}.refresh_every=0, or use adapter=none"
             )
         if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
             yield (
-                f"{path}=endpoint returns logprobs at temperature 1 and sampler.temperature="
-                f"{temperature}: sample at 1, or load the teacher with {path}=model"
+                f"{path}=endpoint returns logprobs at temperature 1, but sampler.temperature="
+                f"{temperature}: set sampler.temperature=1, or use {path}=model"
             )
         if is_hinted and is_imitator(config["sampler"]["_target_"]):
             yield (
-                f"{path}.sees_hint=true needs prompts to put hints into, and "
-                f"{config['sampler']['_target_']} does not sample: leave it out, or choose "
+                f"{path}.sees_hint=true adds hints to prompts of sampled rollouts, but "
+                f"{config['sampler']['_target_']} samples none: set {path}.sees_hint=false, or use "
                 "sampler=async"
             )
 
@@ -215,22 +216,22 @@ def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
     if not isinstance(members, Mapping):
         yield (
             f"{config['reference']['_target_']} has a teacher for each environment of a mixture, "
-            "and env is a single one: use reference=model, or env=mixture"
+            "but env is a single environment: use reference=model, or env=mixture"
         )
         return
     if missing := [name for name in members if name not in teachers]:
         yield (
-            f"reference.teachers has none for the environment {' nor for '.join(missing)}: add "
+            f"reference.teachers has no teacher for {' and for '.join(missing)} of env.envs: add "
             f"+reference@reference.teachers.{missing[0]}=model "
             f"reference.teachers.{missing[0]}.path=<its teacher>"
         )
     for name in (name for name in teachers if name not in members):
-        hint = did_you_mean(name, members) or f": it has {', '.join(members)}"
+        hint = did_you_mean(name, members) or f": use {' or '.join(members)}"
         yield f"reference.teachers.{name} is not an environment of env.envs{hint}"
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
-        yield f"{' and '.join(sorted(numbers))} differ, and one loss reads them all: use one value"
+        yield f"{' and '.join(sorted(numbers))} must be equal, because one loss uses them: set one"
 
 
 def critic(config: Config, learned: Learned) -> Iterator[str]:
@@ -247,14 +248,14 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
         )
     if value_of(config, "reward.normalise_each"):
         yield (
-            f"reward.normalise_each=true makes an advantage of each reward, and {kind} one of "
-            "their sum: set it to false, or use critic=none"
+            f"reward.normalise_each=true computes an advantage from each reward, but {kind} from "
+            "their sum: set reward.normalise_each=false, or use critic=none"
         )
     head_start, steps = value_of(config, "critic.head_start"), config["max_steps"]
     if head_start is not None and head_start >= steps:
         yield (
             f"critic.head_start={head_start} leaves no steps of max_steps={steps} for the policy: "
-            "lower the one, or raise the other"
+            f"set max_steps above {head_start}, or lower critic.head_start"
         )
 
 

@@ -37,7 +37,7 @@ class Nested:
     """A stand-in for a nested node, both in annotations and as a value for msgspec."""
 
     def __class_getitem__(cls, _item: Any) -> type:
-        return cls  # this makes Callable[[int], str] mean a node
+        return cls  # so that Callable[[int], str] evaluates to Nested
 
 
 _KNOWN = {
@@ -47,12 +47,12 @@ _KNOWN = {
     **dict.fromkeys(("Mapping", "MutableMapping", "Dict"), Mapping),
     "Tuple": tuple,
 }
-# msgspec's type names in messages -> our names.
-_WORDS = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
+# msgspec's type names in error messages -> the names that our messages use.
+_TYPE_NAMES = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
 
 
-class _Names(dict[str, Any]):
-    """The names that annotations of one module may contain."""
+class _Namespace(dict[str, Any]):
+    """The namespace in which the annotations of one module are evaluated."""
 
     def __init__(self, module: Module) -> None:
         super().__init__(_KNOWN)
@@ -60,31 +60,31 @@ class _Names(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
-            raise KeyError(name)  # after a KeyError, eval searches the builtins
+            raise KeyError(name)  # eval then searches the builtins
         match find(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
-                return _evaluated(ast.unparse(alias), origin)
+                return _evaluate(ast.unparse(alias), origin)
             case _, ast.ClassDef():
                 return Nested
         return Any
 
 
-class _Unqualified(ast.NodeTransformer):
+class _LastNames(ast.NodeTransformer):
     """Replaces a dotted name in an annotation by its last part: pathlib.Path becomes Path."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(node.attr)
 
 
-def _evaluated(text: str, module: Module) -> Any:
+def _evaluate(text: str, module: Module) -> Any:
     """Return the type that an annotation means, or Any if the type cannot be checked."""
     try:
-        tree = _Unqualified().visit(ast.parse(text, mode="eval"))
-        kind = eval(ast.unparse(tree), {}, _Names(module))
+        tree = _LastNames().visit(ast.parse(text, mode="eval"))
+        kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any
-    return _evaluated(kind, module) if isinstance(kind, str) else kind  # str: a quoted annotation
+    return _evaluate(kind, module) if isinstance(kind, str) else kind  # str: a quoted annotation
 
 
 def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
@@ -93,35 +93,37 @@ def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> An
     Raise InvalidValue if the value does not fit.
     """
     text = ast.unparse(option.annotation) if option.annotation else "Any"
-    return _converted(value, _evaluated(text, option.module), path, on_node)
+    return _convert_items(value, _evaluate(text, option.module), path, on_node)
 
 
-def _converted(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
+def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     if is_node(value):
-        _convert(Nested(), kind, path)
+        _convert_scalar(Nested(), kind, path)
         return on_node(value, path)
     # Convert containers item by item, because msgspec's errors do not name the key of an item.
     for member in _union_members(kind):
         origin, args = get_origin(member) or member, get_args(member)
         if isinstance(value, dict) and origin in (dict, Mapping, Any, object):
             of = args[1] if args else Any
-            return {k: _converted(item, of, f"{path}.{k}", on_node) for k, item in value.items()}
+            return {
+                k: _convert_items(item, of, f"{path}.{k}", on_node) for k, item in value.items()
+            }
         if isinstance(value, list | tuple) and origin in (list, tuple, Sequence, Any, object):
             kinds = args
             if args[1:] in ((), (...,)):
                 kinds = [args[0] if args else Any] * len(value)
-            _convert(value, tuple[(Any,) * len(kinds)], path)
+            _convert_scalar(value, tuple[(Any,) * len(kinds)], path)
             pairs = enumerate(zip(value, kinds, strict=True))
-            items = [_converted(item, of, f"{path}.{i}", on_node) for i, (item, of) in pairs]
+            items = [_convert_items(item, of, f"{path}.{i}", on_node) for i, (item, of) in pairs]
             return tuple(items) if origin is tuple else items
-    return _convert(value, kind, path)
+    return _convert_scalar(value, kind, path)
 
 
 def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def _convert(value: Any, kind: Any, path: str) -> Any:
+def _convert_scalar(value: Any, kind: Any, path: str) -> Any:
     others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
     if Nested in _union_members(kind) and set(others) - {type(None)}:  # msgspec rejects this union
         if isinstance(value, Nested):
@@ -153,7 +155,7 @@ def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
         return f"{path} is {shown}, expected {' or '.join(names)}{hint}"
     expected = error.removeprefix("Expected ").partition(", got")[0].replace("`", "")
-    expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), expected)
+    expected = re.sub(r"\w+", lambda word: _TYPE_NAMES.get(word[0], word[0]), expected)
     quoted = expected.startswith("str") and isinstance(value, int | float)
     remedy = f": write it in quotes, in a shell {path}=\"'{shown}'\"" if quoted else ""
     return f"{path} is {shown}, expected {expected}{remedy}"

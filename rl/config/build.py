@@ -21,7 +21,7 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     target = str(node["_target_"])
     known = read(target)
     if unknown := node.keys() - known.keys() - {"_target_"}:
-        raise ConfigError([f"{target}.{key} is not an option" for key in sorted(unknown)])
+        raise ConfigError([f"{target}.{k} is not an option: remove it" for k in sorted(unknown)])
     options = {
         key: converted(value, known[key], f"{target}.{key}", lambda node, _: component(node))
         for key, value in node.items()

@@ -17,7 +17,7 @@ Config = Mapping[str, Any]
 
 
 def is_imitator(sampler: str) -> bool:
-    """Return whether no policy samples a sampler's text, so that no vLLM is started."""
+    """Return whether a sampler returns given text, such as demonstrations, and needs no vLLM."""
     return not fact(sampler, "uses_vllm", True)
 
 

@@ -36,7 +36,7 @@ class Learned:
     def of(run: Run) -> "Learned":
         """Return the facts that the supervisor wrote into the config.yaml of a run."""
         if not run.learned:
-            raise ValueError("config.yaml has no `learned`: start the run by train.py")
+            raise ValueError("config.yaml has no key `learned`: start the run with train.py")
         return Learned.from_settings(run.learned)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Pairs of options that must be in order, and free-form keys that other options decide.
+"""Pairs of options that must be in order, and keys that deepspeed and inference.args must not set.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 
@@ -16,7 +16,7 @@ def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if bottom is not None and top is not None and bottom >= top:
-        yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: change one of them"
+        yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: change one of the two"
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
@@ -39,10 +39,10 @@ DECIDED_ELSEWHERE = {
         "fp16": "model.dtype",
     },
     "inference.args": {
-        "uds": "output_dir (the socket lies in the run folder)",
+        "uds": "output_dir (the socket is in the run folder)",
         "host": "inference.listen",
         "port": "inference.listen",
-        "middleware": "inference.listen (the run's own middleware asks for its key)",
+        "middleware": "inference.listen (the run sets its own middleware, which checks its key)",
         "model": "model.path",
         "tokenizer": "model.path",
         "revision": "model.revision",
@@ -51,7 +51,7 @@ DECIDED_ELSEWHERE = {
         "max_model_len": "max_seq_len",
         "tensor_parallel_size": "inference.tensor_parallel_size",
         "seed": "seed",
-        "logprobs_mode": "sampler.temperature (logprobs are always those after temperature)",
+        "logprobs_mode": "sampler.temperature (logprobs are always computed after temperature)",
         "weight_transfer_config": "sync",
         **dict.fromkeys(("enable_lora", "max_loras"), "adapter and sync"),
         "max_lora_rank": "adapter.rank",
@@ -59,7 +59,7 @@ DECIDED_ELSEWHERE = {
         "hf_token": "the environment variable HF_TOKEN (a run writes its options to files)",
         **dict.fromkeys(
             ("api_key", "ssl_keyfile", "ssl_certfile", "root_path"),
-            "output_dir (the socket's folder says who may connect; a run's requests bring no key)",
+            "output_dir (permissions of the socket's folder limit access; requests carry no key)",
         ),
     },
 }

@@ -1,8 +1,8 @@
 """Typed records of the configuration nodes that our own processes read.
 
 A `CoreNode` is also the node's mapping from config.yaml, so that `build(run.model)` works. A field
-with a default is a key that the chosen target may lack. A class attribute of the target is a
-property here. The property reads the target's source, so that no process has to build the node.
+with a default is a key that the chosen target may lack. A property returns a class attribute of the
+target. It reads the target's source, so that no process has to build the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,7 +90,7 @@ class SamplerNode(CoreNode):
         if (value := self.stated("temperature")) is None:
             raise ValueError(
                 f"{self['_target_']} has no temperature, by which the trainer divides logits: "
-                "give it a key or a class attribute of that name"
+                "add an option or a class attribute `temperature`"
             )
         return float(value)
 

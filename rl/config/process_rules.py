@@ -17,8 +17,8 @@ def devices(config: Config) -> Iterator[str]:
         names = value_of(config, key)
         if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
             yield (
-                f"{key}={names} names GPUs of this machine, and {config['cluster']['_target_']} "
-                "starts processes on other machines: use null, and set CUDA_VISIBLE_DEVICES on each"
+                f"{key}={names} names GPUs of this machine, but {config['cluster']['_target_']} "
+                f"uses other machines, too: set {key}=null, and on each CUDA_VISIBLE_DEVICES"
             )
 
 
@@ -37,11 +37,11 @@ def debugging(config: Config) -> Iterator[str]:
         return
     if (ranks := config["trainer"]["ranks"]) not in (None, 1):
         yield (
-            f"trainer.debug=true runs one rank in this terminal, and trainer.ranks={ranks}: use "
+            f"trainer.debug=true runs one rank in this terminal, but trainer.ranks={ranks}: set "
             "trainer.ranks=1"
         )
     if spans_hosts(config["cluster"]):
-        yield "trainer.debug=true runs the trainer in this terminal: use cluster=local"
+        yield "trainer.debug=true needs a trainer on this machine: use cluster=local"
 
 
 def early_stop(config: Config) -> Iterator[str]:
@@ -54,4 +54,4 @@ def early_stop(config: Config) -> Iterator[str]:
         yield f"stop_when={error}"
         return
     if metric.startswith("eval/") and not fact(config["evaluation"]["_target_"], "evaluates", True):
-        yield f"stop_when reads {metric}, and the run has no evaluation: use evaluation=default"
+        yield f"stop_when reads {metric}, but the run has no evaluation: use evaluation=default"

@@ -1,7 +1,7 @@
 """Check whether a run may start in its folder.
 
-One folder holds one run, and resume=true continues it. A resume without an override of the first
-start would make the rest of the run another experiment, so these rules refuse it.
+One folder holds one run, and resume=true continues it. These rules refuse a resume whose options
+differ from those of the first start in a way that changes what the run learns.
 """
 
 import os
@@ -26,7 +26,7 @@ _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned"),  # no options of the training itself
+    *("output_dir", "learned"),  # they do not affect training
     "max_steps",
     "max_time",
     "stop_when",
@@ -54,13 +54,13 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     run_folder = RunFolder(parent / name)
     saved = run_folder.config
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" is not a valid name of a folder below output_dir={parent}'
+        yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
     elif not name.isprintable():
         yield f"run_name={name!r} contains control characters: choose another run_name"
     elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
         yield (
-            f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, and a folder's "
-            f"name takes {_MAX_NAME_BYTES}: choose a shorter run_name"
+            f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, but a folder's "
+            f"name has at most {_MAX_NAME_BYTES}: choose a shorter run_name"
         )
     elif saved.is_file() and not run_folder.has_steps():
         return  # the earlier run made no step, so nothing is lost
@@ -79,7 +79,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def changes(config: Config, saved: Path) -> Iterator[str]:
-    """Yield each change of an option since `saved` that would make this run another experiment."""
+    """Yield each difference from the saved configuration or code that refuses a resume."""
     try:
         before = load_yaml(RunFolder(saved.parent).read(saved))
     except (OSError, yaml.YAMLError):

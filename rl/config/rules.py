@@ -42,14 +42,14 @@ def secret_problems(config: Config) -> Iterator[str]:
         form = "a password (scheme://user:password@host)" if _PASSWORD.match(value) else ""
         if form := form or ("a key (...?key=value)" if _KEY_PARAMETER.match(value) else ""):
             yield (
-                f"{path} holds {form}, which would be written to config.yaml: leave it out, and "
-                "give a key in an environment variable"
+                f"{path} contains {form}, which would be written to config.yaml: remove it, and "
+                "name an environment variable that contains the key in an option api_key_variable"
             )
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):
             yield (
-                f"{path} is not the name of an environment variable that is set, and a key itself "
-                "would be written to config.yaml: export MY_KEY=<the key>, and give MY_KEY here"
+                f"{path} does not name an environment variable that is set: export MY_KEY=<key>, "
+                f"and set {path}=MY_KEY, because a key itself would be written to config.yaml"
             )
 
 
@@ -64,7 +64,7 @@ def batches(config: Config) -> Iterator[str]:
             f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
         )
     if batch < ranks:
-        yield f"batch_size={batch} is below trainer.ranks={ranks}: use at most {batch} ranks"
+        yield f"batch_size={batch} is below trainer.ranks={ranks}: use trainer.ranks={batch}"
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
@@ -72,13 +72,13 @@ def client_and_evaluation(config: Config) -> Iterator[str]:
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
         yield (
-            f"{client} receives text, and training needs the sampled tokens with their logprobs: "
-            "use client=renderer or client=tokens (python evaluate.py takes client=messages)"
+            f"{client} receives text, but training needs the sampled tokens with their logprobs: "
+            "use client=renderer or client=tokens (client=messages is for python evaluate.py)"
         )
     if fact(config["evaluation"]["_target_"], "evaluates", True) and is_imitator(sampler):
         yield (
-            f"evaluation plays the policy, and with {sampler} no vLLM is started to sample "
-            "from: use evaluation=none, and python evaluate.py on a checkpoint"
+            f"evaluation needs vLLM to sample answers, but a run with {sampler} starts no vLLM: "
+            "use evaluation=none, and evaluate a checkpoint with python evaluate.py"
         )
 
 
@@ -96,13 +96,13 @@ def lengths(config: Config) -> Iterator[str]:
         if isinstance(turn, int) and turn >= longest:
             yield (
                 f"{path}.max_tokens={turn} leaves no room for the prompt in max_seq_len={longest}: "
-                "lower the one or raise the other"
+                f"lower {path}.max_tokens, or raise max_seq_len"
             )
     prompt = value_of(config, "sampler.max_prompt_len")
     if prompt is not None and prompt >= longest:
         yield (
             f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
-            f"{longest}: lower the one, raise the other, or use null"
+            f"{longest}: lower it, raise max_seq_len, or set sampler.max_prompt_len=null"
         )
     client = config["client"]["_target_"]
     hidden = [] if fact(client, "measures_prompts", True) else [client]
@@ -111,11 +111,11 @@ def lengths(config: Config) -> Iterator[str]:
     for target in dict.fromkeys(hidden if prompt is not None else ()):
         yield (
             f"sampler.max_prompt_len={prompt} cannot be enforced, because the length of a prompt "
-            f"of {target} is known only to the server: use null"
+            f"of {target} is known only to the server: set sampler.max_prompt_len=null"
         )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:
-        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise the latter"
+        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise model.max_seq_len"
 
 
 def optimizer_and_sharding(config: Config) -> Iterator[str]:
@@ -161,8 +161,8 @@ def rollout_timeout(config: Config) -> Iterator[str]:
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (
-            f"one slow rollout (sampler.rollout_timeout={episode} s) would stop the run "
-            f"(trainer.wait_timeout={wait} s): raise the latter above the former"
+            f"sampler.rollout_timeout={episode} s is not below trainer.wait_timeout={wait} s, so "
+            f"one slow rollout would end the run: set trainer.wait_timeout above {episode}"
         )
     for path, limits in _sampling(config):
         own = limits.get("rollout_timeout")
@@ -182,7 +182,7 @@ def rewards(config: Config) -> Iterator[str]:
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
         if isinstance(weights, Mapping) and not any([*weights.values(), *own]):
-            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: set one above 0"
+            yield f"{path}.reward_weights={dict(weights)} makes every reward 0: raise one weight"
 
 
 def output_head(config: Config) -> Iterator[str]:
@@ -191,17 +191,17 @@ def output_head(config: Config) -> Iterator[str]:
     flags = [str(key).replace("-", "_") for key in (inference or {}).get("args", {})]
     if head_dtype and any("hf_overrides" in flag for flag in flags):
         yield (
-            f"model.head_dtype={head_dtype} and inference.args.hf_overrides exclude each other: "
-            "vLLM learns the first by the second. Leave model.head_dtype null, or put the other "
-            "overrides into the model's config.json"
+            f"model.head_dtype={head_dtype} and inference.args.hf_overrides exclude each other, "
+            "because the run passes head_dtype to vLLM as hf_overrides: set model.head_dtype=null, "
+            "or put the other overrides into the model's config.json"
         )
 
 
 def model_folders(config: Config) -> Iterator[str]:
     """Require that local models exist and are complete; the download checks names on the hub.
 
-    `models/mine` is a name on the hub unless the folder `models` exists here. References are
-    loaded only after the start, so their files are checked here.
+    `models/mine` is a name on the hub unless the working folder contains `models`. References are
+    loaded only after the start, so this rule also checks that their files exist.
     """
     for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
         path = value_of(config, key)
@@ -212,9 +212,9 @@ def model_folders(config: Config) -> Iterator[str]:
         if not folder.exists() and (is_local or not HUB_NAME.fullmatch(path)):
             near = folder.parent.iterdir() if folder.parent.is_dir() else ()
             hint = did_you_mean(folder.name, [entry.name for entry in near])
-            yield f"{key}={path}: no such folder{hint or ', and no name organisation/model'}"
+            yield f"{key}={path}: no such folder{hint or ', and no hub name (organisation/model)'}"
         elif folder.exists() and not (folder / "config.json").is_file():
-            yield f"{key}={path}: {folder} holds no config.json, so it is not a model in HF form"
+            yield f"{key}={path}: {folder} holds no config.json: write it with save_pretrained"
         elif key == "model.path":
             longest = value_of(config, "model.max_seq_len")
             if problem := positions_problem(path, longest or 0, "model"):
@@ -222,7 +222,7 @@ def model_folders(config: Config) -> Iterator[str]:
         elif folder.exists():
             for pattern in ("tokenizer.json", "*.safetensors"):
                 if not any(folder.glob(pattern)):
-                    yield f"{key}={path}: {folder} holds no {pattern}: save the whole model there"
+                    yield f"{key}={path}: {folder} holds no {pattern}: copy it there"
 
 
 def data_files(config: Config) -> Iterator[str]:
@@ -233,9 +233,9 @@ def data_files(config: Config) -> Iterator[str]:
                 continue
             file = Path(value).expanduser()  # the path of a file, or a glob pattern
             if file.is_dir():
-                yield f"{path}.{key}={value} is a folder: name the file in it that holds the rows"
+                yield f"{path}.{key}={value} is a folder: name a file in this folder"
             elif not glob(str(file)):
-                yield f"{path}.{key}={value}: no such file (looked for in {Path.cwd()})"
+                yield f"{path}.{key}={value}: no such file (relative paths start in {Path.cwd()})"
 
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_LEAST_ALIKE = 1.2  # at most 2, for equal words
+_MIN_SIMILARITY = 1.2  # of a suggested word; equal words have the similarity 2
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -61,13 +61,13 @@ Options = dict[str, Option]
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `: did you mean x?` with the closest known word, or "" if no word is close."""
 
-    def alike(other: str) -> tuple[float, float]:
+    def similarity(other: str) -> tuple[float, float]:
         order = difflib.SequenceMatcher(None, word, other).ratio()
         letters = difflib.SequenceMatcher(None, sorted(word), sorted(other)).ratio()
-        return order + letters, letters  # letters alone would hide exchanged ones, as in gpro
+        return order + letters, letters  # `letters` is high for exchanged letters, as in gpro
 
-    closest = max(known, key=alike, default="")
-    return f": did you mean {closest}?" if alike(closest)[0] >= _LEAST_ALIKE else ""
+    closest = max(known, key=similarity, default="")
+    return f": did you mean {closest}?" if similarity(closest)[0] >= _MIN_SIMILARITY else ""
 
 
 @cache
@@ -164,14 +164,14 @@ def definition_of(target: str) -> tuple[Module, Definition]:
     """Return the function or class `package.module.name`; raise LookupError if there is none."""
     name, _, attribute = target.rpartition(".")
     if not name:
-        raise LookupError(f"{target!r} is not of the form module.name")
+        raise LookupError(f"{target!r} has no module: write package.module.name")
     module = source(name)
     if module is None:
         path = f"{name.replace('.', '/')}.py"
         if Path(path).is_file() and spec_of(top := name.partition(".")[0]):
             raise LookupError(
-                f"Python finds another package {top} before the folder {top} here: rename the "
-                f"folder, such as my_{top}"
+                f"Python imports another package {top} instead of the folder {top} in "
+                f"{Path.cwd()}: rename the folder, for example to my_{top}"
             )
         start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
         hint = did_you_mean(name, _siblings(name)) or start

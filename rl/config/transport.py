@@ -9,7 +9,7 @@ from rl.config.facts import fact, is_external, spans_hosts
 Node = Mapping[str, Any]
 NO_ADAPTED_EXPERTS = "vLLM 0.32 cannot run a mixture of experts with an adapter on a CPU"
 
-# Adapter ranks for which vLLM can reserve memory.
+# The values that vLLM's option max_lora_rank allows.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -61,23 +61,23 @@ def why_other_host(config: Node) -> str | None:
 def adapter_obstacle(adapter: Node, model: Node) -> str | None:
     """Return why the adapter alone cannot be pushed (values, then remedy), or None if it can."""
     if not fact(adapter["_target_"], "freezes_base", False):
-        return "there is no adapter: add adapter=lora, or use sync=auto"
+        return "the run trains no adapter: use adapter=lora, or sync=auto"
     if adapter["modules_to_save"]:
         return (
-            f"vLLM takes no whole modules with an adapter (adapter.modules_to_save="
-            f"{adapter['modules_to_save']}): leave them out, or use sync=auto"
+            f"vLLM cannot load whole modules as an adapter (adapter.modules_to_save="
+            f"{adapter['modules_to_save']}): set adapter.modules_to_save=[], or use sync=auto"
         )
     if fact(model["_target_"], "has_experts", False):
         return f"{NO_ADAPTED_EXPERTS}: use sync=auto"
     if adapter["rank"] > VLLM_RANKS[-1]:
         return (
-            f"vLLM takes adapter.rank={VLLM_RANKS[-1]} at most, not {adapter['rank']}: lower it, "
-            "or use sync=auto"
+            f"adapter.rank={adapter['rank']} is too high for vLLM: set adapter.rank="
+            f"{VLLM_RANKS[-1]} or less, or use sync=auto"
         )
     if fact(model["_target_"], "drawn_by_trainer", False) and model["warm_start"] is None:
         return (
-            "the model is drawn by the trainer, so vLLM has no base to add an adapter to: give "
-            "model.warm_start, or use sync=auto"
+            "the trainer initialises the model randomly, so vLLM has no base model for an adapter: "
+            "use a model with model.warm_start, or sync=auto"
         )
     return None
 
@@ -88,4 +88,4 @@ def transport_problems(config: Node) -> Iterator[str]:
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
     if chosen.has("one_host") and (apart := why_other_host(config)):
-        yield f"sync={chosen.name} uses the memory of one host, but {apart}: use sync=gloo"
+        yield f"sync={chosen.name} needs trainer and vLLM on one host, but {apart}: use sync=gloo"

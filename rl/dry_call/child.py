@@ -30,7 +30,7 @@ from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
 from rl.runtime.child import python_module
 
-_KEYS = (
+_INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
     *("buffer", "order", "env", "client", "logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
@@ -124,7 +124,7 @@ class DryCall:
             lines = self._path("log").read_text(errors="replace").strip().splitlines()
             end = "\n  ".join(lines[-_LAST_LINES:])
             raise ConfigError(
-                [f"the dry call of your functions ended with status {status}:\n  {end}"]
+                [f"the dry call of the components ended with status {status}:\n  {end}"]
             ) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
@@ -135,7 +135,7 @@ class DryCall:
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a configuration that affects its dry call, without seed and folder."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
-    return {**{key: config[key] for key in _KEYS}, "sampler": sampler}
+    return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 
 
 def _cache_file(config: Mapping[str, Any]) -> Path:

@@ -44,12 +44,10 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 indices = [group.index for group in drawn]
                 if len(indices) != count or not waiting.issuperset(indices):
                     raise BadResult(
-                        f"drew {len(indices)} groups: return {count} different waiting groups"
+                        f"drew the groups {indices}: draw {count} groups that add() accepted"
                     )
                 if len(set(indices)) != count:
-                    raise BadResult(
-                        f"drew a group twice: {sorted(indices)}; return each group once"
-                    )
+                    raise BadResult(f"drew the groups {sorted(indices)}: draw each group only once")
                 waiting.difference_update(indices)
         another = made()
         another.load(json_round_trip(buffer.state()))
@@ -67,7 +65,7 @@ def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
     """Raise BadResult if a method is missing, because some methods run only after a resume."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
-        raise BadResult(f"has no {names}: derive it from {base.__module__}.{base.__qualname__}")
+        raise BadResult(f"has no {names}: derive from {base.__module__}.{base.__qualname__}")
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
@@ -92,8 +90,8 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
         another.example(another.next(2 * _ROUNDS))
 
 
-def select_by_rewards(order: Any, buffer: Any) -> bool:
-    """Return whether the order observes groups, or the buffer decides itself which to accept."""
+def selects_by_rewards(order: Any, buffer: Any) -> bool:
+    """Return whether the order or the buffer may choose examples by their rewards."""
     orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
     return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
         getattr(buffers, name, None) is not getattr(FifoBuffer, name)
@@ -104,7 +102,7 @@ def select_by_rewards(order: Any, buffer: Any) -> bool:
 def first_examples(report: Report, node: Any) -> list[Pool]:
     """Return the training pools of an environment, or [] if reading takes over two seconds.
 
-    An `OSError` is not a problem here, because missing data is reported when rollouts start.
+    Ignore an `OSError`, because the rollouts process reports missing data when it starts.
     """
     key = repr(node)
     if key not in _EXAMPLES_CACHE:
@@ -132,14 +130,14 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                 for pool in pools:
                     if len(pool.examples) and not isinstance(pool.examples[0], Example):
                         kind = type(pool.examples[0]).__name__
-                        raise BadResult(f"has examples of type {kind}: return envs.episode.Example")
+                        raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # a signal handler outside the main thread
+            except ValueError as error:  # the environment set a signal handler in this thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that the cache also covers files that the expert imports late.
+        # Draw a demonstration, so that files that this imports are known to the cache, too.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 
@@ -163,5 +161,5 @@ def check_methods(report: Report, env: type) -> None:
             try:
                 inspect.signature(method).bind(None, *given)
             except TypeError as error:
-                why = f"has other parameters ({error}): accept {' and '.join(given)}"
+                why = f"cannot be called ({error}): its parameters must be {' and '.join(given)}"
                 raise BadResult(why) from None

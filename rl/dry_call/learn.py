@@ -61,7 +61,7 @@ def learn(config: Config) -> Learned:
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
     if pools := examples.first_examples(report, config["env"]):
         examples.check_order(report, config["order"], pools)
-    facts["selects_examples"] = examples.select_by_rewards(config["order"], config["buffer"])
+    facts["selects_examples"] = examples.selects_by_rewards(config["order"], config["buffer"])
     examples.check_methods(report, unwrapped(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)
@@ -119,15 +119,15 @@ def _answer(config: Config) -> dict[str, Any]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _too_slow(*_: object) -> None:
-    raise TimeoutError(f"it did not return within {LIMIT_S} s")
+def _raise_timeout(*_: object) -> None:
+    raise TimeoutError(f"no result within {LIMIT_S} s")
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
     """Write an answer per configuration, and the source files that all answers depend on."""
-    from rl.dry_call import tensors  # noqa: F401 torch is imported before the clock starts
+    from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
-    signal.signal(signal.SIGALRM, _too_slow)
+    signal.signal(signal.SIGALRM, _raise_timeout)
     answers = [_answer(config) for config in configs]
     answer.write_text(json.dumps({"answers": answers, "files": own_files(configs)}))
 

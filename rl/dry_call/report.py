@@ -89,6 +89,6 @@ def json_round_trip(state: Any) -> Any:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:
         raise BadResult(
-            f"has a state() that a checkpoint cannot store ({error}): return plain values, with "
-            "text as keys"
+            f"has a state() that a checkpoint cannot store as JSON ({error}): return only numbers, "
+            "texts, lists, and dicts with text keys"
         ) from error

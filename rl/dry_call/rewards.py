@@ -83,7 +83,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     try:
         advantage(made_up([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
         refuses_negative = False
-    except Exception:  # noqa: BLE001 whatever it raises, it does not take such a reward
+    except Exception:  # noqa: BLE001 any error means that the advantage refuses negative rewards
         refuses_negative = True
     given = made_up(ordinary)
     return {
@@ -140,7 +140,7 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise BadResult(f"returned {what} for a group of {len(given)}: return one for each {unit}")
+        raise BadResult(f"returned {what} instead of {len(given)} numbers: return one per {unit}")
     for number, item in zip(result, given, strict=True):
         if part:
             if item is not None:
@@ -148,7 +148,7 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise BadResult(
                 f"returned {number!r} instead of a number: return a finite number for each "
-                f"{unit}, 0 where there is nothing to learn"
+                f"{unit}, and 0 if nothing is to be learned from it"
             )
 
 
@@ -179,7 +179,7 @@ def check_truncation(
     with report.calling("reward", shaping, "a made-up group"):
         if not isinstance(shaping, RewardShaping):
             raise BadResult(
-                "has no penalties(group): derive it from rl.rollouts.credit.RewardShaping"
+                "has no method penalties(group): derive from rl.rollouts.credit.RewardShaping"
             )
         credits = [truncation(rollout) for rollout in rollouts] if pairs else []
         group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})

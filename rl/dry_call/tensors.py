@@ -16,7 +16,7 @@ from rl.dry_call.report import BadResult, Report, unwrapped
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names after "train/" of the run's own metrics. A component must not return one of these names.
+# Names of the run's own metrics, without "train/". A component must not return one of these names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -119,7 +119,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise BadResult(f"has READS={stated}, but Tokens has no field {sorted(unknown)}")
+            raise BadResult(f"has READS={stated}, but Tokens has no {sorted(unknown)}: remove it")
     return set(stated), corrects
 
 
@@ -154,17 +154,17 @@ def check_metrics(report: Report, metrics: Any) -> None:
     """
     if not isinstance(metrics, Mapping):
         raise BadResult(
-            f"returned metrics that are {_describe(metrics)}: return a dict, {{}} at least"
+            f"returned metrics that are {_describe(metrics)}: return a dict, {{}} without metrics"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
     for owner, names in (
-        ("the run uses itself", RUN_METRICS),
+        ("the run itself uses", RUN_METRICS),
         ("another component uses", report.metric_names),
     ):
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
-            raise BadResult(f"returned a metric {taken}, a name that {owner}: choose another name")
+            raise BadResult(f"returned a metric {taken}, which {owner}: choose another name")
     report.metric_names |= metrics.keys()
 
 
@@ -197,7 +197,7 @@ def check_correction(report: Report, correction: Any) -> bool:
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
-            raise BadResult("returned a weight that is NaN or infinite: clamp the ratio")
+            raise BadResult("returned a weight that is NaN or infinite: clamp the log ratio")
         check_metrics(report, getattr(result, "metrics", None))
         return bool((weights == 1).all())
     return False

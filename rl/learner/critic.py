@@ -9,8 +9,8 @@ trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A state is a token whose value was used: the first token of each step of a scored rollout that
-trains. The policy's token weights (aggregation) do not apply to the critic.
+A state is the first token of each step (a token or a turn) of a rollout that trains and has a
+reward. The policy's token weights (aggregation) do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
 """
@@ -99,14 +99,14 @@ class ValueModule(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     @property
-    def ends(self) -> list[nn.Parameter]:
+    def embeddings(self) -> list[nn.Parameter]:
         """The parameters of the input embedding and of the scalar head."""
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
         before = states_before(self.body, token_ids, mask)  # [N, H]
-        # Use float32, because values near 1 that differ by 0.4 % can be equal in bfloat16.
+        # Compute values in float32, because bfloat16 has only three significant digits.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)
 
@@ -121,7 +121,7 @@ class Critic:
         module = ValueModule(model)
         self._engine = start_engine(
             module,
-            options.optim.optimizer(module.parameters(), module.ends),
+            options.optim.optimizer(module.parameters(), module.embeddings),
             setting.deepspeed_config,
             max_grad_norm=setting.max_grad_norm,
             half=half,
@@ -198,7 +198,7 @@ class Critic:
             result = self._options.loss(values, targets.returns, targets.old_values)
             value = (targets.weights * result.loss).sum()
             gradients = torch.autograd.grad(value, [values])
-            # DeepSpeed averages gradients over ranks, and `world` turns the mean into a sum.
+            # DeepSpeed averages gradients over ranks, and the factor `world` makes it a sum.
             self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()

@@ -28,7 +28,7 @@ from torch.serialization import safe_globals
 from rl.learner.weight_gradients import keep_weight_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
-# The classes in DeepSpeed's files besides tensors, numbers, texts and collections.
+# The classes that a checkpoint may contain besides tensors, numbers, texts and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -36,15 +36,15 @@ class _TensorFiles(TorchCheckpointEngine):
     """The reader and writer of a checkpoint's files, which runs no code of a file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if it holds another class or function."""
+        """Return the state in a file. Raise ValueError if the file contains any other class."""
         try:
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
-            # PyTorch's own advice is to allow the class, which is wrong for a foreign file.
+            # PyTorch's message advises to allow the class, which is unsafe in a file of others.
             raise ValueError(
-                f"{path} is not loaded, because it is damaged or holds more than tensors. A "
-                "checkpoint from another person or an older DeepSpeed can do this: start a new run"
+                f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
+                "another person or of an older DeepSpeed may contain code: start a new run"
             ) from error
 
 
@@ -60,9 +60,9 @@ def start_engine(
     """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
-        module.register_load_state_dict_post_hook(_miss_only_trained)
+        module.register_load_state_dict_post_hook(_ignore_missing_frozen)
     fixed_keys = {
-        "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed, without effect here
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires this key, but does not use it
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,  # with True, DeepSpeed decides when to step
         "gradient_clipping": max_grad_norm,
@@ -90,14 +90,14 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # ZeRO-3 then gathers it once per pass
+        for parameter in external:  # so that ZeRO-3 gathers it once per pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
         # correction would treat its first real step as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
-        # Here (float32, stage 0) DeepSpeed reports no norm, and steps even on non-finite gradients.
+        # For float32 weights DeepSpeed reports no norm, and steps even on non-finite gradients.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
     return engine
 
@@ -105,7 +105,7 @@ def start_engine(
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # Stage 0 refuses this key, because autograd sums the gradients there.
+    # DeepSpeed refuses this key in stage 0, where autograd sums the gradients.
     if config.get("zero_optimization", {}).get("stage", 0):
         keys["data_types"] = {"grad_accum_dtype": "fp32"}
     return keys
@@ -153,7 +153,7 @@ def load_engine(engine: Any, folder: Path) -> None:
     """
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
-        raise ValueError(f"{folder} holds no DeepSpeed state that can be loaded")
+        raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
 
 
 def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:
@@ -189,14 +189,14 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
     """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
-    for name in state.keys() - _trained(module):
+    for name in state.keys() - _trained_names(module):
         del state[name]
 
 
-def _miss_only_trained(module: nn.Module, keys: Any) -> None:
+def _ignore_missing_frozen(module: nn.Module, keys: Any) -> None:
     """Forget missing frozen weights, so that a load fails only if a trained weight is missing."""
-    keys.missing_keys[:] = _trained(module) & {*keys.missing_keys}
+    keys.missing_keys[:] = _trained_names(module) & {*keys.missing_keys}
 
 
-def _trained(module: nn.Module) -> set[str]:
+def _trained_names(module: nn.Module) -> set[str]:
     return {name for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -1,6 +1,6 @@
 """The learner: policy, objective, reference and critic of a run, and one training step with them.
 
-It is built from the configuration alone. It imports nothing of rollouts, vLLM or the training loop.
+It needs only the configuration, and imports nothing of rollouts, vLLM or the training loop.
 """
 
 import json
@@ -65,7 +65,7 @@ class Learner:
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
         model = load_trained(run, self._model)
-        self.shares_prefixes = shares_prefixes(model)  # whether batches should be planned for it
+        self.shares_prefixes = shares_prefixes(model)  # whether equal beginnings are computed once
         self.policy = Policy(
             model,
             build(run.optim)(),

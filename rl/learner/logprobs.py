@@ -52,8 +52,8 @@ class PolicyModule(nn.Module):
         self._head_dtype = head_dtype
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
-                f"the output head is a {type(self.head).__name__}, and only a plain linear one can "
-                "be applied chunk by chunk: leave lm_head out of the adapter's target modules"
+                f"the output head is a {type(self.head)}, but logprobs need torch.nn.Linear: "
+                "leave lm_head out of adapter.target_modules, or use another model"
             )
 
     @property
@@ -90,8 +90,8 @@ class PolicyModule(nn.Module):
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Calling head(hidden) would be a collective under ZeRO-3, and the ranks have different
-        # numbers of chunks.
+        # Do not call head(hidden) per chunk. Under ZeRO-3 the call is a collective, but the ranks
+        # have different numbers of chunks.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(
             before,

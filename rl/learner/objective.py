@@ -162,7 +162,7 @@ def _checked_metrics(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[st
         if values.numel() != 1 and values.shape != logprobs.shape:
             raise ValueError(
                 f"the metric {name!r} has the shape {list(values.shape)} for {len(logprobs)} "
-                "tokens: return one number per token, or a single one for all of them"
+                "tokens: return one number per token, or a single number"
             )
     return {name: values.detach() for name, values in metrics.items()}
 
@@ -176,5 +176,5 @@ def _check_loss(loss: Tensor, logprobs: Tensor) -> None:
     if logprobs.requires_grad and not loss.requires_grad:
         raise ValueError(
             "the token loss has no gradient: compute it from tokens.logprobs or "
-            "tokens.candidate_logprobs, which alone carry one (losses/tokens.py)"
+            "tokens.candidate_logprobs, and do not detach them (losses/tokens.py)"
         )

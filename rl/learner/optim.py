@@ -83,7 +83,7 @@ class Muon(AdamW):
         adamw_ratio: AdamW's learning rate divided by Muon's.
     """
 
-    whole_matrices: ClassVar[bool] = True  # ZeRO must not split a matrix between ranks
+    whole_matrices: ClassVar[bool] = True  # needs whole matrices, which ZeRO splits
 
     momentum: BelowOne
     nesterov: bool

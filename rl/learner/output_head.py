@@ -4,9 +4,9 @@
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
-The logits of a batch (tokens times vocabulary) are often larger than the model. Here one chunk of
-logits is in memory at a time, and the backward pass computes it again. Autograd would sum the
-chunks' gradients of W in bfloat16 and lose small gradients. Here this sum is in float32.
+The logits of a batch (tokens times vocabulary) are often larger than the model. OutputHead keeps
+one chunk of logits in memory at a time, and computes it again in the backward pass. It sums the
+chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
@@ -46,7 +46,7 @@ class OutputHead(torch.autograd.Function):
             logits = chunk_logits(h, cast, bias, temperature)  # [C, V]
             normaliser = logits.logsumexp(-1)  # [C]
             normalisers.append(normaliser)
-            logprobs.append(logits.gather(-1, _columns(t)) - normaliser.unsqueeze(-1))
+            logprobs.append(logits.gather(-1, _as_columns(t)) - normaliser.unsqueeze(-1))
             if with_entropies:
                 p = (logits - normaliser.unsqueeze(-1)).exp_()
                 entropies.append(normaliser - p.mul_(logits).sum(-1))
@@ -63,7 +63,7 @@ class OutputHead(torch.autograd.Function):
     ) -> Any:
         """Return the gradients, from logits that are computed again chunk by chunk."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
-        targets, logprob_grads = map(_columns, (targets, logprob_grads))  # [N, M]
+        targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype = ctx.settings
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         cast, exact = weight.to(dtype), normalisers.dtype
@@ -89,7 +89,7 @@ class OutputHead(torch.autograd.Function):
         return hidden_grad, weight_grad, bias_grad, *[None] * 6
 
 
-def _columns(tensor: Tensor) -> Tensor:
+def _as_columns(tensor: Tensor) -> Tensor:
     """Return a tensor [N] as [N, 1], and a tensor [N, M] unchanged."""
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 

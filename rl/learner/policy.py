@@ -117,7 +117,7 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # The ranks decide together, because a rank that skips alone would block all others.
+        # All ranks skip or none does, because the others would wait for a rank that skips.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()

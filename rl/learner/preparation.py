@@ -85,13 +85,13 @@ class Preparation:
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
         """Subtract the penalty of each rollout from its advantages."""
-        # Sum over rollouts, because a forked rollout may have rows on several ranks.
+        # Sum the penalties of each rollout over ranks, because a rollout may have rows on several.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, penalty in zip(batches, penalties, strict=True):
             lost.index_add_(0, b.rollout_ids.cpu(), penalty.cpu())
             tokens.index_add_(0, b.rollout_ids.cpu(), torch.ones_like(penalty).cpu())
         sums = torch.stack([lost, tokens]).to(self.policy.ranks.device)
-        dist.all_reduce(sums)  # rows of one group may be on several ranks
+        dist.all_reduce(sums)
         lost, tokens = sums.cpu().numpy()
         counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
         relative = torch.tensor(
@@ -112,7 +112,7 @@ def _reference_rows(batch: Batch) -> Rows:
 
 
 def relative_penalties(
-    lost: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
+    sums: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
     counts: np.ndarray,  # [R] True for rollouts that have a reward and train
     group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
@@ -124,10 +124,10 @@ def relative_penalties(
     mean, because their penalty was not measured or has no effect.
     """
     if group_ids is None:
-        return np.where(counts, lost, 0.0)
-    penalties = np.zeros_like(lost)
+        return np.where(counts, sums, 0.0)
+    penalties = np.zeros_like(sums)
     for group_id in np.unique(group_ids):
         members = counts & (group_ids == group_id)
         if members.any():
-            penalties[members] = lost[members] - lost[members].mean()
+            penalties[members] = sums[members] - sums[members].mean()
     return penalties

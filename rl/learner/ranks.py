@@ -99,7 +99,7 @@ def _use_gpu(number: int) -> None:
             f"this rank cannot use GPU {number} of CUDA_VISIBLE_DEVICES={visible}: "
             f"{str(error).strip().splitlines()[0]}. PyTorch {torch.__version__} is built for "
             f"{f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs only'}; compare with "
-            "`nvidia-smi`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to train on the CPU"
+            "the output of `nvidia-smi`, or train on the CPU by setting CUDA_VISIBLE_DEVICES=''"
         ) from error
 
 
@@ -149,14 +149,14 @@ dist.register_rendezvous_handler(_SCHEME, _listen)
 def compile_cpu_op() -> None:
     """Compile DeepSpeed's shared-memory op in the Python environment, unless it is compiled.
 
-    PyTorch marks a running compilation by a lock file. A killed process leaves this file behind,
-    and every later process would wait forever. So a kernel lock, which ends with its process,
-    protects the folder, and the process that holds it may delete any lock file.
+    PyTorch marks a running compilation by a lock file. If the compiling process is killed, the file
+    remains, and every later process would wait forever. A kernel lock ends with its process, so
+    this function compiles under a kernel lock, and first deletes the lock files that remain.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Prefer the Python environment's ninja: another ninja would compile everything for minutes.
+    # Use the Python environment's ninja, because another ninja would compile everything again.
     os.environ["PATH"] = os.pathsep.join(
         [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
     )

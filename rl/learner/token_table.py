@@ -37,7 +37,7 @@ class TokenTable:
                 line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # copies each value to all ranks: elsewhere it is 0
+        dist.all_reduce(flat)  # a value is 0 on all ranks but one, so the sum copies it
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)

@@ -8,7 +8,7 @@
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
 was cut off, because no row has the next state, and because the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: completion tokens of the longest rollout, K: maximum of turns.
+R: rollouts of the global batch, L: completion tokens of the longest rollout, K: most turns.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from torch import Tensor
 Estimator = Callable[[Tensor, Tensor], Tensor]
 """(rewards [R, steps], values [R, steps]) -> advantages [R, steps]"""
 
-_SPREAD_TOLERANCE = 1e-6  # a smaller spread counts as rounding error
+_MIN_STD = 1e-6  # a smaller standard deviation counts as rounding error
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,5 +88,5 @@ def _whitened(advantages: Tensor, exists: Tensor) -> Tensor:
     if not len(known):
         return advantages
     centred = (advantages - known.mean()) * exists
-    spread = known.std(correction=0)
-    return torch.zeros_like(centred) if spread <= _SPREAD_TOLERANCE else centred / spread
+    std = known.std(correction=0)
+    return torch.zeros_like(centred) if std <= _MIN_STD else centred / std

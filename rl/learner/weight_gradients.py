@@ -2,8 +2,8 @@
 
 A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
 round every micro-batch's weight gradients to the 8 bits of bfloat16 (0.16 %), and the total would
-depend on the split. The layers here compute the same outputs, but return their weight gradients
-without rounding. `Tensor.grad_dtype` (rl/learner/deepspeed_engine.py) keeps them in float32.
+depend on the split. The layers in this file compute the same outputs, but return their weight
+gradients without rounding. `Tensor.grad_dtype` (deepspeed_engine.py) keeps them in float32.
 
 N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
 """

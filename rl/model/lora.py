@@ -131,14 +131,18 @@ def check_targets(targets: str | Sequence[str]) -> None:
     ):
         raise ValueError(
             f"adapter.target_modules names {', '.join(sorted(named))}, which are experts in this "
-            "model, and vLLM cannot load an adapter of experts: name the attention's matrices "
-            "only, use all-linear, which leaves the experts out, or train all weights with "
-            "adapter=none"
+            "model, but vLLM cannot load an adapter of experts: set "
+            "adapter.target_modules=all-linear, which leaves the experts out, or train all weights "
+            "with adapter=none"
         )
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    return any(parameter.ndim == 3 for parameter in model.parameters())  # [experts, out, in]
+    # The weights of a 1-d convolution have three dimensions, too.
+    return any(
+        parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
+        for name, parameter in model.named_parameters()
+    )
 
 
 def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:

@@ -32,7 +32,7 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_LEAST_COMMON = 256  # tokens; a kernel with a mask is slower, so fewer are computed in each leaf
+_MIN_SHARED_TOKENS = 256  # fewer are computed in each leaf, because sharing needs a slower kernel
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
@@ -92,18 +92,18 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
 def _blocks(
     leaves: np.ndarray, lengths: np.ndarray, shared: np.ndarray
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield blocks: leaves of similar length, first column to compute, and width.
+    """Yield blocks as (leaves of similar length, first column to compute, width).
 
-    Consecutive leaves that share half of their tokens share one block that computes these tokens.
+    If consecutive leaves share half of their tokens, one block computes these tokens for all.
     """
-    # Rows between two leaves are beginnings of the second, so the smallest number counts.
+    # The tokens that each leaf shares with the leaf before. All rows between them share them, too.
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
-    is_first = common < np.maximum(_LEAST_COMMON, lengths[leaves] / 2)
+    is_first = common < np.maximum(_MIN_SHARED_TOKENS, lengths[leaves] / 2)
     is_first[0] = True
     families = np.split(np.arange(len(leaves)), np.flatnonzero(is_first)[1:])
     alone = np.concatenate([leaves[:0], *(f for f in families if len(f) == 1)])
-    parts = [(f, common[f[1:]].min()) for f in families if len(f) > 1]
-    for members, first in [(alone, 0), *parts]:
+    sharing = [(f, common[f[1:]].min()) for f in families if len(f) > 1]
+    for members, first in [(alone, 0), *sharing]:
         if first:
             yield leaves[members[:1]], 0, int(first)
         rows = leaves[members]

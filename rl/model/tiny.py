@@ -199,8 +199,8 @@ class TinyMoE(TinyModel):
             )
         if self.hidden_size % 32:
             raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of 32, which vLLM's kernel for "
-                "experts on a CPU needs"
+                f"hidden_size={self.hidden_size} is not a multiple of 32, which vLLM needs for "
+                "experts on a CPU: set hidden_size=64 or another multiple"
             )
 
     def _architecture(self) -> dict[str, Any]:

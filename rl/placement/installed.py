@@ -52,11 +52,11 @@ def device_problem(
     if host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER:
         return (
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
-            "installed PyTorch (CUDA 13) needs: update the driver"
+            "installed PyTorch (CUDA 13) needs: install a newer driver"
         )
     if several and (size := shutil.disk_usage(shared_memory).total) < GIB:
         return (
-            f"{shared_memory} has {size >> 20} MiB, and NCCL and vLLM's workers need more to "
+            f"{shared_memory} has {size >> 20} MiB, but NCCL and vLLM's workers need over 1 GiB to "
             "exchange tensors: start the container with --shm-size=16g or --ipc=host"
         )
     return None

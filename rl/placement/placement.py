@@ -39,7 +39,7 @@ class Place:
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
-            # CUDA then numbers the GPUs as nvidia-smi does, from which their names come.
+            # So CUDA numbers the GPUs in the order of nvidia-smi, which gave their names.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if visible else None,
             "OMP_NUM_THREADS": self.threads,
             "LOCAL_RANK": self.local_rank,

@@ -47,7 +47,7 @@ def _expert_player(
 ) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # only selects the environment, whose expert provides the prompts
+        example: Example,  # used only to find its environment, whose expert writes the prompts
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
@@ -66,7 +66,7 @@ def _hinted_envs(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset
     """
     hinted: set[str] = set()
     for pool in pools:
-        # Empty pools are skipped here, because ExampleOrder.begin raises the error.
+        # Skip empty pools: ExampleOrder.begin, which runs later, reports them.
         if pool.examples and sees_hint(run.plain(), name := pool.examples[0].env):
             hinted.add(name)
             for example in pool.examples:
@@ -100,7 +100,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Use the original pools, because FittingExamples measures each prompt that is read.
+            # Use the original pools: FittingExamples would render the prompt of every example.
             hinted = _hinted_envs(run, env, pools)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
@@ -133,7 +133,7 @@ async def main(run_folder: RunFolder) -> None:
             *(run, run_folder, dispatcher, status, tally, evaluator),
             replicas if sampler.uses_vllm else None,
         )
-        # The last step of the setup, so that a connected rank finds all services ready.
+        # Listen last, because a rank may send any request as soon as it is connected.
         await stack.enter_async_context(service.listening(os.environ.get(LISTEN_VARIABLE)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
@@ -143,9 +143,9 @@ async def main(run_folder: RunFolder) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.getcwd())  # the user's modules; see python_module
+    sys.path.append(os.getcwd())  # the current folder may contain the user's modules
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_open_files()  # every rollout in flight has a connection to vLLM
+        raise_open_files()  # a connection is an open file, and each running rollout needs one
         asyncio.run(main(run_folder))

@@ -17,16 +17,16 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.credit import compared_columns
 
-_MAX_TURN_METRICS = 8  # number of turns that have separate reward metrics
+_MAX_TURN_METRICS = 8  # only this many first turns get their own reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return the metrics of the batch that `step` trains; lengths are completion tokens."""
+    """Return the metrics of the batch that `step` trains. Lengths count completion tokens only."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
     rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
     means = rollout_means(rollouts)
-    # Without tools these metrics would always be 0.
+    # A batch without tool calls gets no tool metrics, because they would all be 0.
     if not means["tool_calls"]:
         del means["tool_calls"], means["tool_errors"]
     metrics = {
@@ -68,7 +68,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _most_varied(groups: Sequence[Group]) -> list[list[float]]:
-    """Return for each group, of the numbers that the advantage compared, those that differ most."""
+    """Return for each group the column of `compared_columns` with the largest spread."""
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
     return [
         max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared

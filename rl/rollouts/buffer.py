@@ -27,11 +27,11 @@ class FifoBuffer:
         return len(self._groups)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, without groups, which are played again."""
+        """Return the state for a checkpoint. A resumed run samples the buffered groups again."""
         return {"rejected": dict(self.rejected)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`; an empty `state` restores an empty buffer."""
+        """Restore the counters that `state` returned; an empty dict sets them to 0."""
         self.rejected = Counter(state.get("rejected", {}))
 
     def add(self, group: Group) -> bool:
@@ -56,14 +56,14 @@ class FifoBuffer:
         """Return `count` groups for this step, or None if the step must wait for a running group.
 
         Args:
-            step: the step that trains the groups, equal to the policy version before it.
+            step: number of the step that trains the groups, and of the version that it trains.
             count: groups per batch.
-            max_staleness: maximum of the step minus the policy version of a token.
+            max_staleness: largest allowed difference between `step` and a token's version.
             running: the policy versions under which the unfinished groups were started.
         """
         if len(self._groups) < count:
             return None
-        # Ordered by start, because an order by finish would train on short rollouts first.
+        # Sort by start, because an order by finish would favour groups with short rollouts.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
         left = sorted([*running, *(group.version for group in kept)])

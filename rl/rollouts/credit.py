@@ -2,8 +2,8 @@
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
-With normalise_each the penalties follow the advantages, because a normalisation would remove their
-size:
+With normalise_each, penalties are subtracted from the advantages and not from the rewards, because
+an advantage that divides by the standard deviation would change the size of a penalty:
 
     A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
@@ -11,8 +11,9 @@ P_i is what truncation=penalty and the length penalty subtract from the reward.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
-truncation and shaping. An advantage sees the group with both (losses/groups.py). It returns one
-number per rollout, turn or token. Each token gets its own number or that of its rollout or turn.
+truncation and shaping. An advantage function reads rewards per rollout and per turn
+(losses/groups.py). It returns one number per rollout, turn or token. A number of a rollout or turn
+applies to each of its tokens.
 
 The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
 different shaping can be compared.
@@ -41,13 +42,13 @@ _SPREAD_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
-    """The reward shaping of conf/reward. A subclass with its own `penalties` is a custom choice.
+    """The reward shaping of conf/reward. A subclass may override `penalties`.
 
     Attributes:
-        normalise_each: whether to compute an advantage of each named reward, then the weighted sum
-            (GDPO, arXiv:2601.05242, without its normalisation over the batch), so that rewards with
-            small and large spreads count equally. If not, compute one advantage of the weighted sum
-            of the named rewards.
+        normalise_each: True: compute the advantage of each named reward, then their weighted sum,
+            so that rewards with small and large spreads count equally. False: compute the advantage
+            of the weighted sum of named rewards. GDPO, arXiv:2601.05242, without its normalisation
+            over the batch.
         length_penalty: reward subtracted per completion token.
     """
 
@@ -66,9 +67,8 @@ class GroupCredit:
     Attributes:
         weights_of: returns the reward weights of an example.
         per_turn: whether the advantage returns one number per turn.
-        compares: whether the advantage subtracts a baseline of the group.
-        needs_score: whether a rollout without a score does not train, because the loss reads
-            advantages.
+        compares: whether an advantage depends on the other rollouts of the group.
+        needs_score: whether the loss reads advantages, which a rollout without a score lacks.
         per_token: whether the advantage returns one number per completion token.
     """
 
@@ -83,7 +83,7 @@ class GroupCredit:
 
     @staticmethod
     def of(run: Run, weights_of: Callable[[Example], Mapping[str, float]]) -> "GroupCredit":
-        """Build the components of a run that make credits."""
+        """Return the GroupCredit with the components that the run's configuration names."""
         learned = Learned.of(run)
         return GroupCredit(
             build(run.truncation),
@@ -112,8 +112,8 @@ class GroupCredit:
         credits = [self._truncated(rollout) for rollout in rollouts]
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
-        _require_length(penalties, len(rollouts), "reward: penalties", "rollout")
-        # Penalties follow truncation, so that they lower even a reward that is now 0.
+        _require_length(penalties, len(rollouts), "`penalties` of group reward", "rollout")
+        # Subtract penalties last, so that they also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
             for c, penalty in zip(credits, penalties, strict=True)
@@ -151,7 +151,7 @@ class GroupCredit:
     def _normalised_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
     ) -> list[Credit]:
-        """Add the weighted sum of the separate advantages of all named rewards, minus penalties."""
+        """Return credits whose advantages are weighted sums over named rewards, minus penalties."""
         columns = {
             name: _only_reward(group, name)
             for name, weight in weights.items()
@@ -184,10 +184,10 @@ class GroupCredit:
         return credited
 
     def _compared(self, credits: Sequence[Credit]) -> list[Credit]:
-        """Set `compared` where it differs from the rewards of rollouts or the advantages of turns.
+        """Return the credits with `compared` set where its default (None) would be wrong.
 
-        An advantage may compare something else than rewards, such as messages or lengths. It then
-        returns numbers for equal rewards, or zeros for different ones.
+        An advantage may compare something else than rewards, such as messages or lengths. Two signs
+        show this: it is not 0 although all rewards are equal, or 0 although rewards differ.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -218,7 +218,7 @@ def scored_group(
     credits: Sequence[Credit],
     weights: Mapping[str, float],
 ) -> ScoredGroup:
-    """Return the group as advantages and reward shaping see it, with the credits' rewards."""
+    """Return the input of advantage functions and `penalties`, with the rewards of `credits`."""
     pairs = list(zip(rollouts, credits, strict=True))
     return ScoredGroup(
         rewards=[credit.reward for credit in credits],
@@ -251,7 +251,7 @@ def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
 def compared_columns(group: Group) -> list[list[float]] | None:
     """Return the numbers that the advantage compared, one list per reward or turn.
 
-    Rollouts without a score are left out. None: the advantage compared nothing.
+    Omit rollouts without a score. Return None if the advantage does not compare rollouts.
     """
     credits = [credit for credit in group.credits if credit.reward is not None]
     by_turn = any(len(credit.advantages) > 1 for credit in credits)
@@ -268,10 +268,10 @@ def compared_columns(group: Group) -> list[list[float]] | None:
 def _by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
 ) -> tuple[float, ...] | None:
-    """Return the reward of each turn: the weighted turn rewards, and the remainder at the last."""
+    """Return the reward of each turn. The last turn also gets what no turn reward accounts for."""
     if reward is None:
         return None
-    # At least one turn. `turns` alone is not enough, because an environment may have changed it.
+    # Take the larger count, because an environment may have changed `rollout.turns`.
     by_turn = [0.0] * max(1, rollout.turns, len(rollout.turn_lengths))
     for name, weight in weights.items():
         for turn, value in enumerate(rollout.turn_rewards.get(name, ()) if weight else ()):

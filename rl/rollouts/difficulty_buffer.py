@@ -1,4 +1,4 @@
-"""A buffer that rejects groups whose rewards show that they teach little."""
+"""A buffer that rejects groups with nearly equal rewards, or with too low or high a mean reward."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,13 +10,13 @@ from rl.rollouts.credit import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups that teach little (conf/buffer/difficulty).
+    """Rejects groups from which the policy would learn little (conf/buffer/difficulty).
 
     Attributes:
-        min_spread: smallest difference between the numbers that the advantage compared: the shaped
-            rewards, each named reward times its weight if the advantage normalises each, or the
-            advantages of one turn. The largest difference counts.
-        min_reward_variance: smallest variance of the same numbers; None: no limit.
+        min_spread: smallest allowed difference between the highest and lowest shaped reward. With
+            reward.normalise_each or an advantage per turn, the largest difference of any weighted
+            named reward, or of any turn's advantages, counts.
+        min_reward_variance: smallest allowed variance of the same numbers; None: no limit.
         min_reward: a group is too hard if its mean unshaped reward is lower; None: no limit.
         max_reward: a group is too easy if its mean unshaped reward is higher; None: no limit.
     """
@@ -40,7 +40,7 @@ class DifficultyBuffer(FifoBuffer):
         if reason := super().why_useless(group):
             return reason
         if not any(credit.trains for credit in group.credits):
-            return "untrained"  # truncation masks every rollout
+            return "untrained"  # truncation excludes every rollout from training
         mean = sum(group.rewards) / len(group.rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"
@@ -48,7 +48,7 @@ class DifficultyBuffer(FifoBuffer):
             return "too_easy"
         columns = compared_columns(group)
         if columns is None:
-            return ""  # Equal rewards teach too, for example with a critic.
+            return ""  # With a critic, for example, equal rewards still give a gradient.
         if max(map(_spread, columns)) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance

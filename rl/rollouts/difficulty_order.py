@@ -4,7 +4,7 @@ r"""Orders examples in three pools by the mean reward of the last group that pla
                              <= hard_threshold  ->  hard     >  each drawn by its weight
     between, and unplayed examples              ->  normal  /
 
-Only the last group of an example counts, because the policy changes and old rewards say little. A
+Only the last group of an example counts, because older rewards are those of an older policy. A
 group that is played again after a resume counts once. Each pool is a queue: the example that was
 played longest ago comes next, so no example repeats before the rest of its pool. This order is like
 the difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
@@ -108,7 +108,7 @@ class DifficultyOrder(ExampleOrder):
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
                 f"the checkpoint was written with {state['sizes']} examples, but the environment "
-                f"has {sizes} now: a resumed run needs the examples that it began with"
+                f"has {sizes} now: resume with the data of the first start, or start a new run"
             )
         played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]
         self._queues: list[dict[str, _Queue]] = []

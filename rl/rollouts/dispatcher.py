@@ -21,7 +21,7 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, PlayGroup, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
-from rl.rollouts.prospects import Prospects
+from rl.rollouts.sampling_limits import SamplingLimits
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
@@ -55,7 +55,7 @@ class Dispatcher:
     Attributes:
         version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
-        stateful: an object whose state is kept in checkpoints with the dispatcher's.
+        stateful: an object whose state the dispatcher adds to its own state in checkpoints.
     """
 
     play_group: PlayGroup
@@ -76,8 +76,7 @@ class Dispatcher:
         self._changed = asyncio.Condition()
         self._replayed = deque(self.state.pending)  # groups of the interrupted run come first
         self._next_index = self.state.next_index
-        # Only groups of earlier batches count, because pending groups are started and counted
-        # again.
+        # Count only groups of earlier batches, because pending groups will start and count again.
         self._started = self.step * self.groups_per_step
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
@@ -90,7 +89,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
-        self._prospects = Prospects(self.group_size, self.groups_per_step)
+        self._limits = SamplingLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
         """Start groups when they are admitted, until cancelled. Raise the error of a group."""
@@ -101,7 +100,7 @@ class Dispatcher:
                     index = self._replayed.popleft() if self._replayed else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
-                    # The group is running before its task starts, so that a draw includes it.
+                    # Mark the group as running now, so that `draw` counts it before its task runs.
                     self._running[index] = version = self.version.number
                     if index not in self._untrained:
                         self._untrained[index] = self.order.next(index)
@@ -123,10 +122,10 @@ class Dispatcher:
         group = Group(index, example, version, rollouts, self.credit(example, rollouts))
         async with self._changed:
             del self._running[index]
-            self._prospects.record_group(group)
+            self._limits.record_group(group)
             self.order.observe(place, group)
             accepted = self.buffer.add(group)
-            over = self._prospects.record_decision(accepted=accepted, counts=self.buffer.rejected)
+            over = self._limits.record_decision(accepted=accepted, counts=self.buffer.rejected)
             self._over = self._over or over
             if not accepted:
                 self._num_rejected += 1
@@ -144,7 +143,7 @@ class Dispatcher:
         """Wait for the groups of a step and remove them from the buffer.
 
         Raises:
-            NoMoreBatches: no further group would teach anything, or the run must stop.
+            NoMoreBatches: the buffer rejected too many groups in a row, or the run must stop.
         """
         drawn: list[Group] | None = None
 
@@ -168,7 +167,7 @@ class Dispatcher:
         return drawn
 
     async def stop(self) -> None:
-        """Return no further batch, not even a complete one, because the run must stop."""
+        """Make `batch` raise NoMoreBatches from now on, even if a batch is complete."""
         async with self._changed:
             self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()

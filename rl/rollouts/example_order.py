@@ -7,7 +7,7 @@
                                     shuffled: pass after pass, each in another order
                                     difficulty: by rewards (rl/rollouts/difficulty_order.py)
 
-A resumed run plays the groups that were not trained on again, at the same places. The dispatcher
+A resumed run repeats the groups that no step has trained, at the same places. The dispatcher
 stores these places, so an order stores only its statistics of observed groups.
 """
 
@@ -51,7 +51,7 @@ class ExampleOrder:
             ValueError: a pool is empty.
         """
         if not pools or any(not pool.examples for pool in pools):
-            raise ValueError("the environment has no training examples")
+            raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
@@ -68,8 +68,8 @@ class ExampleOrder:
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
-                f"{type(self).__name__}: pool {pool} has no example {position}, because the pools "
-                f"have {sizes} examples: a resumed run needs the examples that it began with"
+                f"{type(self).__name__}: pool {pool} has no example {position}, pools have {sizes} "
+                "examples: resume with the data of the run's first start, or start a new run"
             )
         return self.pools[pool].examples[position]
 

@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Serve ranks during the block: on TCP at `host`; None: on the run's Unix socket."""
+    """Accept ranks during the block, over TCP at `host`, or on a Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:

@@ -6,6 +6,7 @@ trainer computes equal beginnings of the rows of a micro-batch once. So only dis
 and rows with equal beginnings stay together.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ def pack(
 
     Args:
         rows: the rows to distribute.
-        loads: tokens that each rank already has. The tokens of `rows` are added.
+        loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
         budget: maximum number of tokens in a micro-batch of several rows.
         shares_prefixes: whether the trainer computes equal beginnings once.
     """
@@ -72,16 +73,39 @@ def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
 
 
 def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Cut sorted rows into a stretch for each rank, balanced by distinct tokens; add to `loads`."""
-    shares: list[list[Row]] = [[] for _ in loads]
+    """Cut sorted rows into a stretch for each rank; add the distinct tokens to `loads`.
+
+    No other cuts give a smaller maximum load. The first row of a stretch counts in full, because
+    its rank computes a beginning that an earlier rank computes too.
+    """
+    lengths = [row.length for row in rows]
     equal = [0, *map(_num_equal, rows, rows[1:])]
-    counts = [row.length - number for row, number in zip(rows, equal, strict=False)]
-    target, rank = (sum(loads) + sum(counts)) / len(loads), 0
-    for row, count in zip(rows, counts, strict=True):
-        while rank + 1 < len(loads) and loads[rank] + count / 2 > target:
-            rank += 1
-        shares[rank].append(row)
-        loads[rank] += count
+    counts = [length - number for length, number in zip(lengths, equal, strict=False)]
+
+    def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
+        """Return whether the ranks from `rank` on hold the rows from `row` on within `limit`."""
+        for load in loads[rank:]:
+            start, total = row, load
+            while row < len(rows):
+                total += lengths[row] if row == start else counts[row]
+                if total > limit:
+                    break
+                row += 1
+        return row == len(rows)
+
+    limit = bisect_left(range(max(loads) + sum(lengths)), True, key=fits)
+    shares: list[list[Row]] = []
+    row = 0
+    for rank in range(len(loads)):
+        start, mean = row, (sum(loads[rank:]) + sum(counts[row:])) / (len(loads) - rank)
+        while row < len(rows):
+            count = lengths[row] if row == start else counts[row]
+            is_full = row > start and loads[rank] + count / 2 > mean
+            if loads[rank] + count > limit or (is_full and fits(limit, row, rank + 1)):
+                break
+            loads[rank] += count
+            row += 1
+        shares.append(list(rows[start:row]))
     return shares
 
 
@@ -92,12 +116,14 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     for row in rows:
         equal = _num_equal(bins[-1][-1], row) if bins else 0
         new = row.length - equal
-        # Attention needs a copy of the row, or a longer copy of a row that this row extends. A
-        # layer keeps of a copied token about a quarter of what it keeps of a distinct one.
+        # Attention reads a complete copy of each row. If this row extends the previous row, its
+        # copy replaces that row's. A copied token takes a quarter of a distinct token's memory.
         copied = new if bins and equal == bins[-1][-1].length else row.length
-        if bins and cost + new + copied / 4 <= budget:
+        # The output head computes the completion of every row, even of a row that is a duplicate.
+        added = max(new + copied / 4, row.num_completion / 4)
+        if bins and cost + added <= budget:
             bins[-1].append(row)
-            cost += new + copied / 4
+            cost += added
         else:
             bins.append([row])
             cost = 1.25 * row.length

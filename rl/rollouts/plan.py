@@ -28,7 +28,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
     """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
-    first_position: int = 0  # completion tokens in earlier rows of the rollout
+    first_position: int = 0  # number of completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
     env: str = ""  # name of the environment that the rollout played
 
@@ -58,7 +58,7 @@ def weighted_row(
 
 
 def _by_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return a number per token [L]: the only number, or its turn's number (0 outside turns)."""
+    """Return one number per token [L]: the row's number, or that of its turn (0 outside turns)."""
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
         values[row.completion_mask] = numbers
@@ -74,7 +74,7 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weights rollouts, or turns if `per_turn`. The rows of a forked episode share one
+    The aggregation weights rollouts, or turns if `per_turn`. All rows of a rollout have the same
     weight, which is computed from the tokens of all these rows.
     """
     everything = [
@@ -158,7 +158,7 @@ def plan(
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for has_advantage in (True, False):
         kind = [row for row in rows if row.has_advantage is has_advantage]
-        # The second kind of rows balances the ranks' tokens, because both kinds share `loads`.
+        # Rows without advantage come second and even out the ranks: `loads` counts both kinds.
         packed = pack(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
         for bins, stacked in zip(packed, micro_batches, strict=True):
             stacked += map(_pad, bins)

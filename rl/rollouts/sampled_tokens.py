@@ -21,7 +21,7 @@ class TokenRecord:
     """The token recording settings of conf/record.
 
     Attributes:
-        num_groups: number of random groups to record per step; None: all, rejected groups included.
+        num_groups: number of random groups to record per step; None: all, also rejected groups.
     """
 
     num_groups: NonNegativeInt | None

@@ -32,7 +32,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 class RolloutService:
-    """The server for the calls of the trainer ranks; a process has one instance."""
+    """Answers the calls of the trainer ranks. The rollouts process has one instance."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RolloutService:
             raise RunFailed(
                 f"rank 0 resumed after step {version} and the rollouts process after step "
                 f"{self._dispatcher.step}, because the file system showed them different "
-                "checkpoints: resume again"
+                "checkpoints: start again with resume=true"
             )
 
     async def _plan(self, call: Call) -> list[RankBatch]:
@@ -134,8 +134,8 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # Threads write the file and plan, because both take time for each token, and running
-        # rollouts must not wait.
+        # Write the file and plan in threads, because both take long for many tokens and would
+        # otherwise block the running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )
@@ -151,7 +151,7 @@ class RolloutService:
             metrics=metrics,
             shares_prefixes=call.shares_prefixes,
         )
-        await recording  # the file must exist before the step is trained
+        await recording  # so that every trained step has its file
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
 
@@ -159,7 +159,7 @@ class RolloutService:
         """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json_line({"id": id, **trained_line(group, rollout, credit, used)})
+            json_line({"id": id, **rollout_line(group, rollout, credit, used)})
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
             for id, rollout, credit in zip(
@@ -170,7 +170,7 @@ class RolloutService:
         return rejected
 
     async def sample(self) -> None:
-        """Play groups and evaluate. On an error, wait until the ranks have saved, then raise."""
+        """Play groups and evaluate. After an error, let the ranks save a checkpoint, then raise."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
@@ -201,7 +201,7 @@ class RolloutService:
                 raise self._error
 
 
-def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
+def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
     """Return a line of rollouts/*.jsonl; `used`: the buffer did not reject the group."""
     advantages = credit.advantages
     if credit.by_token:

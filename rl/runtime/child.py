@@ -44,7 +44,7 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Let this forked child die with its parent. Before exec, code must not acquire locks."""
+    """Let this child die with its parent. Code between fork and exec must not acquire locks."""
     # Ignore USR2, because a scheduler sends it to warn the supervisor, but it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The kernel sends KILL when the forking thread ends, so fork only in the main thread.
@@ -148,7 +148,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Start no process yet.
+        """Configure a child process, which `start` starts.
 
         If `ends_on_term` is False, the process survives TERM, so `end` kills it immediately. If
         `in_terminal` is True, the process uses the terminal of this process instead of a log.

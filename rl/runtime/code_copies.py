@@ -59,7 +59,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # a folder, or no regular file in a stranger's run
+        with suppress(FileNotFoundError):  # not a regular file of this folder
             yield str(copy.relative_to(folder)), inside(copy, folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.runtime.given_files import inside
 
-_DEEPEST = 64  # maximum nesting of JSON values; json.dumps fails if Python's stack is full
+_MAX_DEPTH = 64  # maximum nesting of JSON values; json.dumps fails if Python's stack is full
 _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
 
 
@@ -48,7 +48,7 @@ def own_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "this folder belongs to another user", str(path))
+        raise PermissionError(errno.EPERM, "not a folder of this user", str(path))
     path.chmod(0o700)
     return path
 
@@ -114,7 +114,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, int) and abs(value) < 10**_LONGEST_INT:
         return value
-    if isinstance(value, dict | list | tuple) and depth < _DEEPEST:
+    if isinstance(value, dict | list | tuple) and depth < _MAX_DEPTH:
         if isinstance(value, dict):
             return {_text_of(key): plain(item, depth + 1) for key, item in value.items()}
         return [plain(item, depth + 1) for item in value]

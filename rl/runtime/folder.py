@@ -203,7 +203,7 @@ def step_of(path: Path) -> int:
     """
     number = _NUMBERED.match(path.name)
     if not number:
-        raise ValueError(f"no step and no version: {path}")
+        raise ValueError(f"the name of {path} has no number of a step or version")
     return int(number[1])
 
 

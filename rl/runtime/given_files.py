@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
-_DEEPEST = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
+_MAX_DEPTH = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
 _MAX_NODES = 1_000_000  # maximum number of YAML values, with each alias counted as a copy
 
 
@@ -27,7 +27,7 @@ def inside(path: Path, folder: Path) -> Path:
             folder counts as missing.
     """
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-        raise FileNotFoundError(errno.ENOENT, f"no regular file in {folder}", str(path))
+        raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))
     return path
 
 
@@ -36,13 +36,13 @@ def load_json(content: str | bytes) -> Any:
     try:
         return json.loads(content)
     except RecursionError:
-        raise ValueError("the JSON is nested too deep") from None
+        raise ValueError("the JSON is nested too deep for Python") from None
 
 
 def load_yaml(content: bytes) -> Any:
     """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or expands too far."""
     names, by_name = list[str | None](), dict[str | None, int]()
-    sizes = [0]  # of the open collections
+    sizes = [0]  # number of values in each collection that is being read
     for event in yaml.parse(content, Loader=YAML_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -54,23 +54,24 @@ def load_yaml(content: bytes) -> Any:
             sizes[-1] += by_name.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
-        if len(sizes) > _DEEPEST or sizes[-1] > _MAX_NODES:
-            raise yaml.YAMLError("the YAML is nested too deep or expands to too many values")
+        if len(sizes) > _MAX_DEPTH or sizes[-1] > _MAX_NODES:
+            raise yaml.YAMLError(f"more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values")
         if isinstance(event, yaml.AliasEvent) and event.anchor in names:
-            raise yaml.YAMLError("a YAML value contains itself")
+            raise yaml.YAMLError("a YAML alias refers to a value that contains this alias")
     try:
         return yaml.load(content, Loader=YAML_LOADER)
     except yaml.YAMLError:
         raise
-    except Exception as error:  # for a tag with a wrong value the library raises any type
+    except Exception as error:  # the library raises various errors if a value does not fit its tag
         raise yaml.YAMLError(f"a value has the wrong type: {error}") from error
 
 
-def foreign_path(folder: Path) -> str:
-    """Return why a run must not write into `folder`, or "" if it may.
+def why_unsafe_to_write(folder: Path) -> str:
+    """Return why a run must not write into `folder`, or "" if it is safe to write.
 
     Every path in it must be a regular file or a folder of the user, because a run appends to files,
-    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder.
+    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder,
+    except the link `sockets` (PrivateFolder checks its target) and wandb's links to its own logs.
     """
     import tempfile
 
@@ -80,6 +81,8 @@ def foreign_path(folder: Path) -> str:
     with tempfile.TemporaryFile(dir=folder) as new:
         owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
     top = folder.resolve()
+    if os.geteuid() == 0:  # root, such as in a container, may resume the run of any user
+        owners.add(top.stat().st_uid)
     walked = os.walk(top)
     paths = [Path(above, name) for above, *below in walked for name in chain(*below)]
     for path in [top, *paths]:
@@ -90,7 +93,8 @@ def foreign_path(folder: Path) -> str:
         if status.st_uid not in owners:
             return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"
         if stat.S_ISLNK(status.st_mode):
-            if path != top / "sockets" and not path.resolve().is_relative_to(top):
+            is_exempt = path.name == "sockets" or top / "wandb" in path.parents
+            if not is_exempt and not path.resolve().is_relative_to(top):
                 return f"{path} is a link that leads out of {folder}: replace it by its target"
         elif not any(test(status.st_mode) for test in (stat.S_ISREG, stat.S_ISDIR, stat.S_ISSOCK)):
             return f"{path} is neither a file nor a folder: delete it"

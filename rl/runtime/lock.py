@@ -15,7 +15,7 @@ from typing import IO
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import foreign_path, inside
+from rl.runtime.given_files import inside, why_unsafe_to_write
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -32,8 +32,8 @@ class FolderInUse(FolderUnusable):
 
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
         super().__init__(
-            f"{run_folder} is running (pid {pid}): wait for its end, stop it (kill {pid}), or "
-            "choose another run_name"
+            f"{run_folder} is used by process {pid}: wait until it ends, stop it with kill {pid}, "
+            "or choose another run_name"
         )
 
 
@@ -45,13 +45,13 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 
 
 @contextmanager
-def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
     Args:
         run_folder: the folder to lock.
-        undone_by: if the block raises this error, nothing was started, so a folder that this call
-            created is deleted with its content.
+        delete_on: errors after which nothing was started. If the block raises such an error, a
+            folder that this call created is deleted with its content.
 
     Raises:
         FolderUnusable: another process holds the lock, the folder cannot be written, or a path in
@@ -61,7 +61,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
     made = [path for path in (run_folder.path, *above) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
-        if problem := foreign_path(run_folder.path):
+        if problem := why_unsafe_to_write(run_folder.path):
             raise FolderUnusable(problem)
         # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)
@@ -76,7 +76,7 @@ def locked(run_folder: RunFolder, undone_by: type[Exception] | tuple[()] = ()) -
             raise _unwritable(run_folder, error) from error
         try:
             yield
-        except undone_by:
+        except delete_on:
             _remove(made)
             raise
 

@@ -21,7 +21,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
-# A line with a larger number is broken: the sums of a report would overflow.
+# Lines with larger numbers are skipped, because the sums of a report would overflow.
 _MAX = 1e100
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -93,7 +93,7 @@ def _parsed(line: bytes) -> Row | None:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not all(map(str.isprintable, row)):  # names reach the terminal
+    if not all(map(str.isprintable, row)):  # the terminal shows the names
         row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 

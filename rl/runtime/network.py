@@ -89,7 +89,7 @@ def own_address(interface: str | None = None) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:
-                asked.connect(_UNUSED_ADDRESS)  # choose a route; UDP sends no packet here
+                asked.connect(_UNUSED_ADDRESS)  # chooses a route; for UDP this sends no packet
                 return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
@@ -101,8 +101,8 @@ def own_address(interface: str | None = None) -> str:
 def _no_address(interface: str | None) -> str:
     there = ", ".join(name for _, name in socket.if_nameindex())
     if interface is None:
-        return f"this host has no default route: set cluster.interface ({there})"
-    return f"cluster.interface={interface} has no IPv4 address here: choose one of {there}"
+        return f"this host has no default route: set cluster.interface to one of {there}"
+    return f"cluster.interface={interface} has no IPv4 address: use one of {there}"
 
 
 def free_port(address: str) -> int:

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,7 +13,13 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.text import START_KEYS, key_of, printable
 
-_WORDS = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
+_RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
+
+
+def program(name: str) -> list[str]:
+    """Return the start of a command line that runs train.py, evaluate.py and so on from here."""
+    is_here = Path(f"{name}.py").exists()
+    return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
@@ -44,7 +51,7 @@ def resume_command(folder: RunFolder) -> str:
 def _quoted(text: str) -> str:
     """Quote a text if Hydra's command line would not parse it as text."""
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
-    if is_plain and text.lower() not in _WORDS:
+    if is_plain and text.lower() not in _RESERVED:
         return text
     # Double only the backslashes before a quote, because Hydra unescapes no other backslashes.
     escaped = re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + ("\\'" if m[2] else ""), text)

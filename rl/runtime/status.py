@@ -41,7 +41,7 @@ class Status:
     """The status file of one process. A status text that has not changed is not written again."""
 
     def __init__(self, run_folder: RunFolder, process: str) -> None:
-        """Create no file. `process` is the process name: inference, rollouts, trainer.rank0, ..."""
+        """Create no file. `process` is a process name, such as inference or trainer.rank0."""
         self._path = run_folder.statuses / f"{process}.json"
         self._current: ProcessStatus | None = None
         self._written_doing = ""

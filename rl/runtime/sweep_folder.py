@@ -38,7 +38,7 @@ class JobRecord:
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
-    grown: int = 0  # how often the sweep had grown when it got this job
+    grown: int = 0  # 0 for jobs of the sweep's first command, 1 for the next, ...
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class SweepFolder:
                 os.link(aside, self._path_of(number))
                 aside.unlink()
                 return number
-        raise AssertionError("numbers do not end")
+        raise AssertionError("the loop over count() does not end")
 
     def write(self, number: int, record: JobRecord) -> None:
         """Write the record of a job."""

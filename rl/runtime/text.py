@@ -11,7 +11,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters ex
 
 
 def printable(text: str) -> str:
-    """Return a foreign text without terminal escapes, control characters and lone surrogates."""
+    """Return the text without terminal escapes, control characters and lone surrogates."""
     plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
     return plain.encode(errors="replace").decode()
 

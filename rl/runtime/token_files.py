@@ -128,8 +128,8 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
                 if len(values) != mask.sum():
                     raise ValueError(
                         f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
-                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files belong to "
-                        "two runs"
+                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files are of "
+                        "two runs, so delete those of the step"
                     )
                 by_token[name] = np.full(len(mask), np.nan, np.float32)
                 by_token[name][mask] = values

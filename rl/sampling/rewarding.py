@@ -22,7 +22,7 @@ def rewarded(
     reward, error = _weighted_sum(env, rewards), ""
     if reward is None:
         broken = [name for name in rewards if not math.isfinite(rewards[name])]
-        error = f"{type(env).__name__}.score returned NaN or infinity for {broken}"
+        error = f"{type(env).__name__}.score (or score_group) returned NaN or infinity for {broken}"
     return replace(rollout, reward=reward, rewards=rewards, error=error)
 
 
@@ -46,6 +46,6 @@ def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ValueError(
         f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
-        f"but its score() returned only {', '.join(map(repr, rewards))}: {hint}Correct the name in "
-        "reward_weights, or let score() return 0.0 where a reward does not apply to an example"
+        f"but score() and score_group() returned only {', '.join(map(repr, rewards))}: {hint}"
+        "Correct the name in reward_weights, or return 0.0 where a reward does not apply"
     )

@@ -227,7 +227,8 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
 
     DS_ACCELERATOR names the planned device, because DeepSpeed does not detect CPUs, and because a
     rank that cannot use its GPU must not train on the CPU. On a GPU every micro-batch has another
-    shape, so the allocator must be able to extend its segments.
+    shape, so the allocator must be able to extend its segments. If vLLM uses the same GPU
+    (`shared`), the rank loads the model after vLLM has started.
 
     On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
     core, a step takes up to ten times longer. The other variables limit oneDNN's caches, which hold

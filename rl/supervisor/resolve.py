@@ -43,9 +43,7 @@ class Resolved:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
             if self.run.pushes_adapter and not self.plan.on_gpus:
-                raise ConfigError(
-                    [f"{NO_ADAPTED_EXPERTS}: use sync=shm, which merges it into all weights"]
-                )
+                raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
         run = fitted(self.run, self.plan, sizes, self.machines)

@@ -88,7 +88,7 @@ def supervise(
     construct(run, CONSTRUCTED)  # constructors check what types and ranges cannot express
     if run.resume and _is_complete(run, run_folder):
         return _complete_result(run, run_folder)
-    lock = locked(run_folder, undone_by=ConfigError)
+    lock = locked(run_folder, delete_on=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Checked again under the lock, because another run may have written the folder meanwhile.

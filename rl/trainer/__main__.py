@@ -15,7 +15,7 @@ from rl.runtime.warning_lines import noting_warnings
 from rl.trainer.loop import TrainingRun
 
 if __name__ == "__main__":
-    sys.path.append(os.getcwd())  # the user's modules; see python_module
+    sys.path.append(os.getcwd())  # the current folder may contain the user's modules
     run_folder = RunFolder(Path(sys.argv[1]))
     name = f"trainer.rank{os.environ['RANK']}"
     pass_on_signals(run_folder)

@@ -4,7 +4,7 @@ checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
-  learner.json    adaptive beta; also reference.safetensors if the reference model changes
+  learner.json    the beta of kl=adaptive; beside it reference.safetensors, if the reference changes
   hf/             the model for other programs (transformers, vLLM); with LoRA the adapter (peft)
 """
 
@@ -25,7 +25,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL
 
-# Words of torch's and safetensors' errors if a file cannot be written completely.
+# Error messages of torch and safetensors contain one of these words if the disk is full.
 _SIGNS_OF_FULL_DISK = (
     "inline_container",
     "PytorchStreamWriter",
@@ -64,7 +64,7 @@ def save_checkpoint(
             run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
                 _delete_checkpoint(final)
-            publish(temporary, final)
+            flush_and_rename(temporary, final)
         for old in run_folder.complete_checkpoints()[:-keep]:
             _delete_checkpoint(old)
     dist.barrier()  # no rank continues before the checkpoint has its final name
@@ -74,7 +74,7 @@ def save_checkpoint(
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
     """Return the number of steps in the checkpoint that rank 0 chooses; 0: none. Collective.
 
-    A shared file system may show the newest checkpoint to some hosts only.
+    All ranks use this number, because a shared file system may show different files to each host.
     """
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
@@ -88,9 +88,9 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
-        is_full = _is_of_full_disk(error)
+        is_full = _means_full_disk(error)
         if isinstance(error, RuntimeError) and not is_full:
-            raise  # an error of the model or of a collective, which needs its traceback
+            raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
         room = (
             f"without it {free:,.0f} MiB are free at {run_folder.path}. Free space, then use"
@@ -102,17 +102,17 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         ) from error
 
 
-def _is_of_full_disk(error: Exception) -> bool:
+def _means_full_disk(error: Exception) -> bool:
     """Return whether an error says that the disk or the quota is full.
 
-    torch and safetensors write files by themselves and raise no OSError.
+    torch and safetensors raise errors of their own in that case, and no OSError.
     """
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
 
 
-def publish(temporary: Path, final: Path) -> None:
+def flush_and_rename(temporary: Path, final: Path) -> None:
     """Flush a folder to disk, then rename it to `final`, so that `final` is always complete."""
     for path in [*temporary.rglob("*"), temporary]:
         _flush_to_disk(path)

@@ -1,4 +1,4 @@
-"""Bring each policy version to all vLLM replicas, or let all ranks stop together.
+"""Push each policy version to all vLLM replicas. If none can load it, stop all ranks together.
 
     push ---> probe ---> vLLM samples with the version
       ^         |
@@ -45,7 +45,7 @@ class Receivers:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
-        self.updated: dict[str, int] = {}  # replica name -> number of its start
+        self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
         """Wait until all replicas answer, at most inference.startup_timeout seconds.
@@ -56,7 +56,8 @@ class Receivers:
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:
-                raise RunFailed(f"not every vLLM was started within {timeout:g} s")
+                limit = f"inference.startup_timeout={timeout:g} s"
+                raise RunFailed(f"not every vLLM has started within {limit}: raise this limit")
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
@@ -69,7 +70,7 @@ class Receivers:
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
-    def lose(self, name: str, why: str) -> None:
+    def restart(self, name: str, why: str) -> None:
         """Request a restart of a replica that failed to load the weights."""
         request_restart(self._run_folder, name, self.updated.pop(name), why)
 
@@ -105,8 +106,8 @@ class Delivery:
     ) -> bool:
         """Make every vLLM sample with this version; return False if a stop request prevents it.
 
-        The probe compares rows of `batch`, the first micro-batch that trained the version, and its
-        metrics are added to `stats`.
+        The probe compares logprobs of rows of `batch`, the first micro-batch of the step that made
+        the version. The probe's metrics are added to `stats`.
 
         Raises:
             RunFailed: no vLLM has the version and no stop was requested, or the weights are wrong.
@@ -121,7 +122,7 @@ class Delivery:
             with phase("probe", f"comparing logprobs of version {version} with vLLM"):
                 stats.update(self._pusher.probe(self._policy, batch, version))
 
-        # A skipped step changes no weight and reports NaN as its norm; NaN > 0 is False.
+        # A skipped step changes no weight. Its gradient norm is NaN, and NaN > 0 is False.
         has_changed = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
         while lost := self._failure_of(push) or self._failure_of(probe):
             match self._ranks.from_first(self._next_action() if self._ranks.first else "fail"):
@@ -129,13 +130,13 @@ class Delivery:
                     return False
                 case "fail":
                     raise RunFailed(lost)
-            has_changed = False  # the next push repeats the same weights
+            has_changed = False  # the loop now pushes the same weights again
         return True
 
     def updated(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
         for lost in self._pusher.lost():
-            self._receivers.lose(lost.name, lost.reason)
+            self._receivers.restart(lost.name, lost.reason)
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:

@@ -19,7 +19,7 @@ def reason_to_end(run: Run, step: int, line: Mapping[str, Any], ranks: Ranks) ->
         return ""
     condition = StopWhen.of(run.stop_when)
     if step == 0 and ranks.first and condition.metric not in line:
-        hint = did_you_mean(condition.metric, line) or ": metrics.jsonl shows all metrics"
-        raise RunFailed(f"stop_when reads {condition.metric}, which is not recorded{hint}")
+        hint = did_you_mean(condition.metric, line) or ": metrics.jsonl has all names"
+        raise RunFailed(f"stop_when: there is no metric {condition.metric}{hint}")
     is_reached = ranks.any(ranks.first and condition.holds(line))
     return f"stop_when={run.stop_when} is fulfilled" if is_reached else ""

@@ -50,7 +50,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *arguments)
         except Exception as error:  # noqa: BLE001 a client may raise anything, and the run goes on
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            log.warning("%s is turned off after an error: %s", type(self).__name__, first_line)
+            log.warning("%s logs nothing more after an error: %s", type(self).__name__, first_line)
             self.is_off = True
 
     return guarded
@@ -58,7 +58,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class ConsoleLogger(Logger):
-    """The logger that adds nothing to metrics.jsonl and the screen."""
+    """The logger that does nothing: metrics.jsonl and the screen show all metrics anyway."""
 
 
 @dataclass(kw_only=True)
@@ -170,7 +170,7 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether steps that this run's wandb run contains were dropped at a resume."""
+    """Return whether a resume dropped steps that the wandb run contains."""
     dropped, known = run_folder.dropped_metrics, run_folder.wandb_id
     was_written = dropped.exists() and known.exists()
     return was_written and dropped.stat().st_mtime_ns > known.stat().st_mtime_ns

@@ -46,7 +46,7 @@ class TrainingRun:
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
         if os.environ.get(WAIT_VARIABLE):
-            # vLLM measures at its start how much memory of the GPU is free.
+            # Use no GPU memory before vLLM has started, because vLLM then measures what is free.
             self.status.set("waiting for vLLM to start, because it shares the GPU")
             Receivers(run_folder, self.run.inference, timeout=self.settings.wait_timeout).wait()
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
@@ -58,7 +58,7 @@ class TrainingRun:
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # Collectives time out last, so that the rank whose own wait failed reports its error first.
+        # Collectives time out after requests, so that the rank whose request failed reports first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
@@ -91,11 +91,11 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets a new version
+            stats |= self._evaluation(rollouts, watch, step)  # must end before the next push
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            if delivered:  # publish after the probe, because new prompts would delay it
+            if delivered:  # publish after the probe, because new requests to vLLM would delay it
                 self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -122,10 +122,10 @@ class TrainingRun:
         rollouts.connect(self.settings.wait_timeout)
         if self.ranks.first:
             if self.metrics:
-                # A resumed run repeats the steps after its checkpoint, so remove their lines.
+                # A resumed run repeats the steps after its checkpoint, so remove their metrics.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
-            # The logger starts after that, because it may read the steps that remain.
+            # Start the logger only now, because it may read metrics.jsonl.
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
@@ -166,9 +166,9 @@ class TrainingRun:
         self.num_nonfinite = self.num_nonfinite + 1 if stats["train/skipped"] else 0
         if self.num_nonfinite >= self.settings.max_nonfinite_steps:
             raise RunFailed(
-                f"{self.num_nonfinite} steps in a row had a loss or gradient that is not finite "
-                "(trainer.max_nonfinite_steps). Lower optim.learning_rate, or check the "
-                "rollouts and, in a custom loss, the divisors and the arguments of logarithms"
+                f"the loss or the gradient of {self.num_nonfinite} steps in a row was NaN or "
+                "infinite (trainer.max_nonfinite_steps). Lower optim.learning_rate. In a custom "
+                "loss, check the divisors and the arguments of logarithms"
             )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
@@ -196,7 +196,7 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Do not look for the folder, because a shared file system may not show it to every rank.
+        # Compare steps, because a shared file system may not show the folder to every rank.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

@@ -13,7 +13,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_REPORT_DELAY_S = 1.0  # the other process must report first, because the oldest report is shown
+_REPORT_DELAY_S = 1.0  # time for the rollouts process to report first: the oldest report is shown
 
 
 class RolloutsLink:
@@ -32,10 +32,10 @@ class RolloutsLink:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
-                        f"the rollouts process did not listen within {timeout:g} s; "
-                        "see logs/rollouts.log"
+                        f"the rollouts process did not listen within trainer.wait_timeout="
+                        f"{timeout:g} s: see logs/rollouts.log, or raise the limit"
                     ) from error
-                time.sleep(0.1)  # the rollouts process listens when its RL environments are loaded
+                time.sleep(0.1)  # the rollouts process listens after it has loaded its environment
             else:
                 return
 
@@ -52,17 +52,17 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's part of a step's batch, waiting at most `timeout` seconds for it.
+        """Return this rank's share of a step's batch, waiting at most `timeout` seconds for it.
 
-        `shares_prefixes`: plan the batch for a trainer that computes equal beginnings once.
+        `shares_prefixes`: whether the trainer computes equal beginnings of rows only once.
 
         Raises:
             NoMoreBatches: the rollouts process delivers no further batch.
         """
         self._socket.settimeout(timeout)
         late = (
-            f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: rollouts are "
-            "slower than that, or stuck; see logs/rollouts.log and logs/inference*.log"
+            f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: raise the limit "
+            "if rollouts are slow, or see logs/rollouts.log and logs/inference*.log"
         )
         call = Call(what="next_batch", rank=self._rank, step=step, shares_prefixes=shares_prefixes)
         return self._call(call, RankBatch, late)
@@ -78,7 +78,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for a version's evaluation and return its metrics; {} if no evaluation is due.
 
-        Every rank sends this request, so that no rank mistakes the wait of another for a hang.
+        Every rank sends this request, because a rank that waits in a collective could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -92,8 +92,8 @@ class RolloutsLink:
 
     @property
     def _no_answer(self) -> str:
-        waited = self._socket.gettimeout()
-        return f"the rollouts process did not answer within {waited:g} s; see logs/rollouts.log"
+        limit = f"trainer.wait_timeout={self._socket.gettimeout():g} s"
+        return f"the rollouts process did not answer within {limit}: see logs/rollouts.log"
 
     def _call(self, call: Call, kind: type[T], late: str) -> T:
         data = pack(call)
@@ -103,7 +103,7 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_REPORT_DELAY_S)  # let the other process report the cause first
+            time.sleep(_REPORT_DELAY_S)  # let the rollouts process report the cause first
             raise RunFailed(
                 "the rollouts process closed its connection; see logs/rollouts.log"
             ) from error
@@ -116,7 +116,7 @@ class RolloutsLink:
         view, offset = memoryview(data), 0
         while offset < count:
             received = self._socket.recv_into(view[offset:])
-            if received == 0:  # the other process closed the connection
+            if received == 0:  # the rollouts process closed the connection
                 raise ConnectionError("end of file")
             offset += received
         return data

@@ -3,9 +3,9 @@
 A vLLM on the trainer's host maps the matrices from the trainer's memory file. Any other vLLM
 receives them in the request (base64, because the route accepts JSON) and needs no shared folder.
 
-vLLM loads an adapter from a folder. If each version were loaded that way, vLLM would read the files
-again at every step of every request. So the reader writes a folder once, vLLM loads it once, and
-later pushes replace the matrices in memory.
+vLLM loads an adapter from a folder. If each push loaded a folder, vLLM would read the files again
+at every step of every request. So the reader writes only the first version to a folder, vLLM loads
+it once, and later pushes replace the matrices in memory.
 """
 
 import json

@@ -4,7 +4,7 @@ Rank 0 of the trainer and the workers of one replica form a separate process gro
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread, in parallel with the request that makes vLLM take part. If the
+The broadcast runs in a thread, at the same time as the request in which vLLM receives it. If the
 broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
 """
 
@@ -26,7 +26,7 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# bytes per broadcast; larger pieces do not stay in the CPU cache between the kernel's two copies
+# bytes per broadcast; the kernel copies a piece twice, and larger ones would leave the CPU cache
 _PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
@@ -98,11 +98,11 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread; vLLM has answered already, so the thread must end soon."""
+        """Return the result of a thread; raise RunFailed if the thread fails or takes too long."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
-            raise RunFailed(f"gloo between the trainer and vLLM failed: {error}") from error
+            raise RunFailed(f"sync=gloo cannot reach vLLM: {error}; see logs/inference*") from error
 
 
 def _in_thread(work: Callable[[], T]) -> Future[T]:

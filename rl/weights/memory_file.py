@@ -1,9 +1,9 @@
 """Weights in an anonymous memory file (memfd), in safetensors format, hashed during the write.
 
 Every byte is copied once, from its tensor into the file. A process on the same host maps the file
-and copies nothing. New weights overwrite the previous ones, because fresh memory costs more than
-the copy (page faults and zeroing). The kernel frees an anonymous file however the trainer ends, but
-a file in /dev/shm would stay.
+and copies nothing. New weights overwrite the previous ones, because newly allocated memory costs
+more time than the copy (page faults and zeroing). The kernel frees an anonymous file even if the
+trainer is killed, but a file in /dev/shm would remain.
 """
 
 import json
@@ -46,7 +46,7 @@ class MemoryFile:
 
     @property
     def path(self) -> str:
-        """The path under which processes of the same user open the file until it is closed here."""
+        """The path under which processes of the same user can open the file, until `close`."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @property
@@ -108,5 +108,6 @@ def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.
     """Return the weights; raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
-        raise RuntimeError(f"weight push: the trainer wrote {expected}, vLLM read {found}")
+        what = f"the trainer wrote {expected}, vLLM read {found}"
+        raise RuntimeError(f"weight push: the fingerprints differ: {what}")
     return weights

@@ -17,9 +17,9 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# After the first probe the bound is this many times its result, because rounding depends on the
-# device and the network (a mixture's router doubles it). The bound stays between half of
-# max_mismatch, because rounding changes improbable tokens more, and twice max_mismatch.
+# A later probe may give at most this many times the first result, because the usual rounding error
+# depends on device and network. The bound stays between half of max_mismatch, because later batches
+# may have less probable tokens, whose logprobs rounding changes more, and twice max_mismatch.
 _GROWTH = 5.0
 
 
@@ -49,10 +49,10 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|, which follows from a run's first probe."""
+    """The largest allowed mean |logprob difference|. The run's first probe sets later bounds."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process probed the run, so that its result is unknown."""
+        """`resumed`: whether an earlier process did the first probe, whose result is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, not resumed
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
@@ -60,17 +60,16 @@ class MismatchBound:
         """Return mean and maximum of the absolute logprob differences `gap` [N].
 
         Raises:
-            RunFailed: the mean is NaN, or exceeds `max_mismatch` at the first probe, or the later
-                bound.
+            RunFailed: the mean is NaN or exceeds the bound.
         """
         mean = float(gap.mean())
         if not mean <= self._bound:  # True for NaN, too
-            later = "" if self._is_first else ", and the first probe"
+            later = "" if self._is_first else ", adapted to the first probe"
             raise RunFailed(
-                f"trainer and vLLM disagree on the weights of version {version}: mean |logprob "
-                f"difference| {mean:.4f}, and at most {self._bound:g} is allowed "
+                "trainer and vLLM compute different logprobs with the weights of version "
+                f"{version}: mean |difference| {mean:.4f}, and at most {self._bound:g} is allowed "
                 f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
-                "be wrong. Compare model.dtype, attention and rope settings of both"
+                "be wrong. Give both the same model.dtype, attention and rope settings"
             )
         if self._is_first:
             least, most = 0.5 * self._max_mismatch, 2 * self._max_mismatch

@@ -3,10 +3,10 @@
     whole weights   pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
-Every replica has a separate thread, so no replica waits for another. Three hidden faults raise an
-error: the push changed no weight, vLLM loaded other weights (our plugin compares fingerprints and
-the output of every layer), or trainer and vLLM compute different logprobs from the same weights
-(the probe).
+Every replica has a separate thread, so no replica waits for another. Three faults that would
+otherwise stay hidden raise an error: the optimizer step changed no weight, vLLM loaded other
+weights (our plugin compares fingerprints and every layer), or trainer and vLLM compute different
+logprobs with the same weights (the probe).
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class WeightPusher:
         Args:
             sender: the opened sender of conf/sync.
             receivers: the routes of every vLLM; ignored on ranks other than 0.
-            resumed: whether the run was probed before it was stopped.
+            resumed: whether an earlier process of the run has probed its weights.
         """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
@@ -98,7 +98,7 @@ class WeightPusher:
         self._last = packed
         receivers = list(self._receivers.values())
         if not receivers:
-            raise NoReceiver("no vLLM answers its health check, so no vLLM can load the weights")
+            raise NoReceiver("no vLLM answers its health check: see logs/inference*.log")
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):

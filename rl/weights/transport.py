@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker; the sender chooses its keyword arguments `facts`."""
+    """The receiver in one vLLM worker. The sender gives its constructor's arguments (`facts`)."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
@@ -48,7 +48,7 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
     reader = getattr(import_module(module), name)
     # A request to vLLM's route must not be able to call an arbitrary function.
     if not (isinstance(reader, type) and issubclass(reader, Reader)):
-        raise RuntimeError(f"{target} cannot receive weights: derive it from {Reader.__module__}")
+        raise RuntimeError(f"{target} cannot receive weights: derive it from {__name__}.Reader")
     made: Any = reader
     return made(worker, **facts)
 

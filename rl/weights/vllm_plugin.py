@@ -1,10 +1,10 @@
 """The vLLM plugin that loads the weights of a push and verifies that vLLM computes with them.
 
-vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU vLLM repacks
-every linear weight for its kernels and empties the original. So loading into the parameters is not
-enough, and reading them proves nothing. This plugin reloads layer by layer, repacks the layers that
-the reload skips (embedding, tied output head, experts), and compares every parameter with the
-received weights, or its layer's output. A Reader (rl/weights/transport.py) supplies the weights.
+vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU, vLLM
+computes with repacked copies of linear weights and empties the originals. So this plugin reloads
+each layer, repacks the layers that the reload skips (embedding, tied output head, experts), and
+compares each parameter with the received weights. Where only a repacked copy exists, the plugin
+compares the layer's output. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
 from collections.abc import Callable, Collection
@@ -117,14 +117,14 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Repack the weights for CPU kernels; compare every parameter with the received weights.
 
-        Do nothing if no weights were received: a new trainer then ends an earlier trainer's update.
+        Do nothing if no weights were received: a new trainer finished its predecessor's update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # A repacked layer has an empty weight, so the reload skipped a layer with a weight.
+            # The reload empties the weight of a layer that it repacks. It has skipped this layer.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.
@@ -133,7 +133,7 @@ class WholeWeightsEngine(_Engine):
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         shared = list(layers_that_share(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM uses the trainer's memory in {shared}")
+            raise RuntimeError(f"weight push: vLLM's loader must copy {shared}, not keep a view")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compared_parameters(self.model, sent))
@@ -143,7 +143,7 @@ class WholeWeightsEngine(_Engine):
                 wrong |= {name for name, equal in proof.items() if equal is None} - {*self._loaded}
             if wrong:
                 raise RuntimeError(
-                    f"weight push: vLLM computes with other weights in {sorted(wrong)}"
+                    f"weight push: vLLM does not use the pushed weights in {sorted(wrong)}"
                 )
         else:
             _log_once("no parameter is compared: under tensor parallelism each is only a shard")
@@ -184,7 +184,7 @@ class AdapterEngine(_Engine):
             wrong = list(matrices_that_differ(manager, slot, named, self._form))
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
-                raise RuntimeError(f"adapter push: vLLM holds other matrices in {wrong}")
+                raise RuntimeError(f"adapter push: vLLM lacks the pushed matrices in {wrong}")
         else:
             _log_once(
                 "the pushed adapter is not compared: with tensor parallelism layers hold shards"

@@ -102,7 +102,7 @@ def test_unscorable_rollouts_do_not_change_the_others():
 
 
 def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
-    with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean or shift"):
+    with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean, or add"):
         BASELINED["max_rl"]([1.0, -1.0])
 
 

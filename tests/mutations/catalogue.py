@@ -348,11 +348,11 @@ MUTATIONS = (
         """            run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
                 _delete_checkpoint(final)
-            publish(temporary, final)
+            flush_and_rename(temporary, final)
 """,
         """            if final.exists():
                 _delete_checkpoint(final)
-            publish(temporary, final)
+            flush_and_rename(temporary, final)
             run_folder.state_of(final).write_text(json.dumps(state))
 """,
     ),

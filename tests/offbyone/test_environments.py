@@ -4,7 +4,7 @@ import pytest
 
 from envs.messages import user
 from envs.reverse_text import ReverseText
-from offbyone.environments import CONF, load
+from offbyone.environments import CONF, load, load_exported
 
 
 def test_a_name_is_its_yaml_file_with_options_changed():
@@ -57,3 +57,12 @@ def test_a_class_can_be_loaded_by_its_import_path():
 def test_an_environment_that_cannot_be_loaded_is_refused_with_one_sentence(name, options, message):
     with pytest.raises(ValueError, match=message):
         load(name, **options)
+
+
+def test_an_environment_that_compares_a_group_is_not_exported(monkeypatch):
+    async def score_group(self, episodes):
+        return [{} for _ in episodes]
+
+    monkeypatch.setattr(ReverseText, "score_group", score_group)
+    with pytest.raises(ValueError, match="reverse-text compares the episodes of a group"):
+        load_exported("reverse-text")

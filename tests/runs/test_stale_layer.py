@@ -15,14 +15,14 @@ SYNC = {
         SHM,
         "model.layers.1.mlp.experts.down_proj",
         ["model=tiny-moe", "model.warm_start=null"],
-        "weight push: vLLM computes with other weights in",
+        "weight push: vLLM does not use the pushed weights in",
         "layers.1.mlp.experts.routed_experts.w2_weight",
     ),
     "adapter": (
         ADAPTER,
         f"{Q}.lora_B",
         ["adapter=lora", "optim.learning_rate=1e-2"],
-        "adapter push: vLLM holds other matrices in",
+        "adapter push: vLLM lacks the pushed matrices in",
         "layers.2.self_attn.q_proj",
     ),
 }

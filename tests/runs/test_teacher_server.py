@@ -111,7 +111,7 @@ def test_more_candidates_than_the_server_allows_are_refused_with_its_limit(url, 
         remote(url, 21).start(setting).score(rows())
     assert str(caught.value) == (
         f"reference.url={url} returns at most 20 likely tokens, fewer than reference.top_k=21: "
-        "lower it, or start the server with --max-logprobs 21"
+        "lower top_k, or start the server with --max-logprobs 21"
     )
 
 

@@ -91,15 +91,15 @@ class _RemoteTeacher(Reference):
             return
         if tokens is not None and tokens != Tokenizer(student).encode(_SAMPLE):
             raise RunFailed(
-                f"{self._where} has another tokenizer than the policy, so it cannot score its "
-                "tokens: choose a teacher of the same family, or use its text instead (loss=sft "
-                "sampler=transcripts)"
+                f"{self._where} has another tokenizer than the policy, so it cannot score the "
+                "policy's tokens: choose a teacher of the policy's model family, or train on the "
+                "teacher's text with loss=sft sampler=transcripts"
             )
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
-                f"{self._where} accepts {longest} tokens, and max_seq_len={max_seq_len} needs one "
-                f"more than {max_seq_len}: start the server with --max-model-len "
-                f"{max_seq_len + 1} or more, or lower max_seq_len"
+                f"{self._where} accepts {longest} tokens, but a row of max_seq_len={max_seq_len} "
+                f"and the token that it must generate are {max_seq_len + 1}: start the server with "
+                f"--max-model-len {max_seq_len + 1}, or lower max_seq_len"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -150,14 +150,14 @@ class _RemoteTeacher(Reference):
             if allowed := _TOP_K_LIMIT.search(error.text):
                 problem = (
                     f"returns at most {allowed[1]} likely tokens, fewer than reference.top_k="
-                    f"{self._top_k}: lower it, or start the server with --max-logprobs "
+                    f"{self._top_k}: lower top_k, or start the server with --max-logprobs "
                     f"{self._top_k}"
                 )
             raise RunFailed(f"{self._where} {problem}") from error
         except ValueError as error:
-            raise RunFailed(f"{self._where} did not answer with JSON: {text[:200]!r}") from error
+            raise RunFailed(f"{self._where} is no vLLM API, but sent {text[:200]!r}") from error
         if not entries:
-            raise RunFailed(f"{self._where} returns no prompt_logprobs: it must be a vLLM server")
+            raise RunFailed(f"{self._where} returns no prompt_logprobs: use a vLLM server")
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
 
     def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:

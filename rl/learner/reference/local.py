@@ -149,6 +149,6 @@ def _require_same_tokens(teacher: Path, student: Path) -> None:
         if teacher_tokenizer.get(key) != student_tokenizer.get(key):
             raise RunFailed(
                 f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
-                "score its tokens: choose a teacher of the same family, or use its text instead "
-                "(loss=sft sampler=transcripts)"
+                "score the policy's tokens: choose a teacher of the policy's model family, or "
+                "train on the teacher's text with loss=sft sampler=transcripts"
             )

@@ -32,7 +32,7 @@ class PerEnvironment:
     teachers: Mapping[str, ReferenceChoice]
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return a reference with all teachers started."""
+        """Start all teachers, and return the reference that asks them."""
         return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
 
 
@@ -41,8 +41,8 @@ class _Teachers(Reference):
         self._teachers = teachers
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Every teacher is called for every micro-batch, if necessary with an empty row. Under
-        # ZeRO-3 `score` can be a collective, and ranks may have rows of different environments.
+        # Call every teacher for every micro-batch, if necessary with an empty row. Under ZeRO-3
+        # `score` can be a collective, but the ranks may have rows of different environments.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
@@ -92,8 +92,8 @@ def _in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     if unknown := set(envs) - set(by_env):
         raise RunFailed(
-            f"reference.teachers has no teacher for the environment {min(unknown)!r}: name one, "
-            f"reference.teachers.{min(unknown)}=..."
+            f"reference.teachers has no teacher for the environment {min(unknown)!r}: add "
+            f"+reference@reference.teachers.{min(unknown)}=model"
         )
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
     # [N] position of each score, if scores are concatenated teacher by teacher

@@ -59,8 +59,8 @@ class ReferenceSetting:
         """
         if self.reads_candidates and top_k > self.vocabulary:
             raise RunFailed(
-                f"reference.top_k={top_k} is more than the {self.vocabulary} tokens that the "
-                "policy knows: lower it"
+                f"reference.top_k={top_k} exceeds the policy's vocabulary: set reference.top_k="
+                f"{self.vocabulary} or less"
             )
         return top_k if self.reads_candidates else 0
 

@@ -22,7 +22,7 @@ def test_without_a_command_all_commands_are_listed(monkeypatch, capsys):
 
 
 def test_an_unknown_command_is_refused(monkeypatch):
-    with pytest.raises(SystemExit, match="there is no command trian"):
+    with pytest.raises(SystemExit, match="offbyone has no command trian"):
         call(monkeypatch, "trian")
 
 
@@ -32,7 +32,7 @@ def test_the_version_is_printed(monkeypatch, capsys):
 
 
 def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_path):
-    said = console.new([str(tmp_path / "my-idea")])
+    said = console.copy_my_lab([str(tmp_path / "my-idea")])
     assert "offbyone train loss=my_idea" in said
     assert (tmp_path / "my-idea" / "my_idea" / "focal.py").is_file()
     assert (tmp_path / "my-idea" / "conf" / "loss" / "my_idea.yaml").is_file()
@@ -44,16 +44,21 @@ def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_pat
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("losses", "losses cannot be the name of a new Python package"),
-        ("json", "json cannot be the name"),
+        ("losses", "losses is the name of a loss or of an installed package: choose another"),
+        ("json", "json is the name of a loss or of an installed package"),
+        ("grpo", "grpo is the name of a loss"),
+        ("focal", "focal is the name of a loss"),
+        ("tests", "tests is the name"),
+        ("class", "class cannot be the name of a Python package"),
+        ("full", "full is a file or is not empty: choose another folder"),
         ("3d", "3d cannot be the name"),
-        ("", "is not empty: choose another folder"),
+        ("", "is a file or is not empty: choose another folder"),
     ],
 )
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, name, why):
     (tmp_path / "full").touch()
     with pytest.raises(SystemExit, match=why):
-        console.new([str(tmp_path / name)])
+        console.copy_my_lab([str(tmp_path / name)])
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
@@ -74,7 +79,9 @@ def test_the_folder_conf_of_the_current_folder_is_found(tmp_path, monkeypatch):
     assert own_folder(["loss=mine"]) == ["--config-dir", "conf", "loss=mine"]
     assert own_folder(["--config-dir", "conf", "a=1"]) == ["--config-dir", "conf", "a=1"]
     sweeps = str(SHIPPED / "sweeps")
-    assert own_folder(["--config-dir", "sweeps", "a=1"]) == ["--config-dir", sweeps, "a=1"]
+    searched = f"hydra.searchpath=[file://{tmp_path.resolve()}/conf]"
+    assert own_folder(["--config-dir", "sweeps"]) == ["--config-dir", sweeps, searched]
+    assert own_folder(["--config-dir=sweeps"]) == [f"--config-dir={sweeps}", searched]
     monkeypatch.chdir(SHIPPED)
     assert own_folder(["loss=mine"]) == ["loss=mine"]
 

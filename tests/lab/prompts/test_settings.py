@@ -41,7 +41,10 @@ def test_a_remote_policy_needs_no_vllm_and_a_teacher_of_ours_one(tmp_path: Path)
         ([*HUB, "reflection.timeout=0"], "reflection.timeout=0, but it must be > 0"),
         ([*HUB, "sampler=demonstrations"], "an evaluation samples from the policy"),
         ([*HUB, "+reflection.url=x"], "reflection.url is not a key of lab.prompts.teacher.Reflect"),
-        ([*HUB, "reflection.api_key_variable=sk-123"], "reflection.api_key_variable is not the na"),
+        (
+            [*HUB, "reflection.api_key_variable=sk-123"],
+            "reflection.api_key_variable does not name ",
+        ),
         ([*HUB, "state_columns=turns"], 'state_columns is "turns", expected list'),
         ([*HUB, "resume=true", "run_name=none"], "resume=true, but"),
     ],

@@ -49,9 +49,9 @@ def test_code_that_learns_less_is_worse_at_the_last_version_that_both_have(
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [
-        ("other questions", "the stored baseline have different questions"),
-        ("no version", "evaluated at no common version"),
-        ("no runs", "no run in"),
+        ("other questions", "the stored baseline has other questions"),
+        ("no version", "no policy version was evaluated in both"),
+        ("no runs", "needs a finished run with evaluation=default"),
         ("no file", "make baseline STORE=store"),
     ],
 )

@@ -55,9 +55,11 @@ def test_the_baseline_is_the_first_arm_that_was_run_and_the_numbers_repeat(three
     comparison = compare(three_arms)
     assert comparison.baseline.arm.label == "loss=grpo"
     assert as_json(comparison) == as_json(compare(three_arms))
-    with pytest.raises(NoBaseline, match="baseline= is one of loss=grpo, loss=cispo, loss=dapo"):
+    with pytest.raises(
+        NoBaseline, match="is no arm: choose one of loss=grpo, loss=cispo, loss=dapo"
+    ):
         compare(three_arms, baseline="loss=ppo")
-    with pytest.raises(NoBaseline, match="no run of the baseline x has finished"):
+    with pytest.raises(NoBaseline, match="baseline=x: no run of this arm has finished"):
         compare([*three_arms, Arm("x", "x", (run(cause="stopped"),))], baseline="x")
 
 
@@ -144,7 +146,7 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     assert examples == {str(q) for q in range(16)} - {"3"}
     comparison = compare([*three_arms, Arm("a", "a", (run([0.5] * 12),))])
     assert len(comparison.scoring.questions) == 12
-    assert any("Compared on the 12 questions" in note for note in comparison.notes)
+    assert any("Only the 12 questions" in note for note in comparison.notes)
 
 
 def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):

@@ -107,7 +107,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
-        ([".", "out=sweep.html"], 2, "sweep.json is another file's name"),
+        ([".", "out=sweep.html"], 2, "the sweep has a sweep.json: choose another name"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_remedy(arguments, status, problem, capsys):
@@ -119,7 +119,7 @@ def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(sweep, ca
     before = (sweep / "report.json").read_bytes()
     assert main([str(sweep), "baseline=loss=grop"]) == 2
     told = capsys.readouterr()
-    assert "no arm is called loss=grop: baseline= is one of loss=cispo, loss=grpo" in told.err
+    assert "baseline=loss=grop is no arm: choose one of loss=cispo, loss=grpo" in told.err
     assert not told.out
     assert (sweep / "report.json").read_bytes() == before
 

@@ -144,7 +144,7 @@ def test_one_folder_has_one_sweep_at_a_time(app):
         status, output = app.run(*JOBS)
         assert status == 2
         assert output.startswith("this sweep cannot start:\n")
-        assert f"is running (pid {first.pid})" in output
+        assert f"is used by process {first.pid}" in output
     finally:
         first.kill()
         first.communicate()

@@ -116,7 +116,7 @@ def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
 def test_a_missing_record_is_reported(run: RunFolder, tmp_path: Path):
     assert read(run, "000000.0", step=77) == {"rows": [], "why": NO_RECORD}
     assert read(run, "") == {"rows": [], "why": NO_RECORD}
-    assert read(run, "000099.0")["why"].startswith("this group is not in the token record")
+    assert read(run, "000099.0")["why"].startswith("this group was not recorded")
     moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         path.unlink()
@@ -134,7 +134,7 @@ def test_a_record_of_other_tokens_is_reported_and_not_shown(tmp_path: Path):
         pq.write_table(shorter, path)
     answer = read(run, "000000.0")
     assert answer["rows"] == []
-    assert "the files belong to two runs" in answer["why"]
+    assert "the files are of two runs" in answer["why"]
 
 
 def test_the_last_token_of_a_character_shows_it():

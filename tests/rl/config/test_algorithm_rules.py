@@ -48,49 +48,49 @@ BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a refresh that nothing reads": (
         {"reference.refresh_every": 10},
-        "neither the loss nor kl reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
+        "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01",
     ),
     "hints that nothing reads": (
         {"reference": {**INITIAL, "sees_hint": True}},
-        "neither the loss nor kl reads rl.learner.reference.local.InitialPolicy: add kl.beta=0.01",
+        "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01",
     ),
     "a refresh of the frozen base": (
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
-        "with adapter=lora is the frozen base: set it to 0, or use adapter=none",
+        "an adapter freezes: set reference.refresh_every=0, or use adapter=none",
     ),
     "an endpoint at another temperature": (
         {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
-        "logprobs at temperature 1 and sampler.temperature=0.7: sample at 1, or load",
+        "logprobs at temperature 1, but sampler.temperature=0.7: set sampler.temperature=1, or use",
     ),
     "k1 in the loss": (
         {**IN_REWARD, "kl.place": "loss"},
-        "has a gradient of zero on average: use kl.place=reward, or kl=k3",
+        "the mean of its gradient is zero: use kl.place=reward, or kl=k3",
     ),
     "k3 in the reward": (
         {**KL, "kl.place": "reward"},
-        "kl.place=reward with losses.kl.k3 is a biased penalty: use kl=k1",
+        "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1",
     ),
     "k2 in the reward": (
         {**KL, "kl.place": "reward", "kl.estimator": {"_target_": "losses.kl.k2"}},
-        "kl.place=reward with losses.kl.k2 is a biased penalty: use kl=k1",
+        "kl.place=reward with losses.kl.k2 has a biased gradient: use kl=k1",
     ),
     "hints in demonstrations": (
         {**FORWARD, **SFT, "loss": FORWARD["loss"], "reference": {**MODEL, "sees_hint": True}},
-        "reference.sees_hint=true needs prompts to put hints into, and "
-        "rl.sampling.demonstrations.DemonstrationSampler does not sample: leave it out, or",
+        "reference.sees_hint=true adds hints to prompts of sampled rollouts, but "
+        "rl.sampling.demonstrations.DemonstrationSampler samples none: set reference.sees_hint=",
     ),
     "teachers without a mixture": (
         {**BOTH, "env": composed("env=arithmetic")["env"]},
         "rl.learner.reference.per_env.PerEnvironment has a teacher for each environment of a "
-        "mixture, and env is a single one: use reference=model, or env=mixture",
+        "mixture, but env is a single environment: use reference=model, or env=mixture",
     ),
     "an environment without a teacher": (
         several(reverse=MODEL),
-        "reference.teachers has none for the environment arithmetic: add "
+        "reference.teachers has no teacher for arithmetic of env.envs: add "
         "+reference@reference.teachers.arithmetic=model "
         "reference.teachers.arithmetic.path=<its teacher>",
     ),
-    "no teacher": (several(), "none for the environment reverse-text nor for arithmetic"),
+    "no teacher": (several(), "no teacher for reverse-text and for arithmetic of env.envs"),
     "a teacher without an environment": (
         several(reverse=MODEL, arithmetic=MODEL, arithmetics=MODEL),
         "reference.teachers.arithmetics is not an environment of env.envs: did you",
@@ -98,12 +98,12 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ, and one loss reads them all: use one value",
+        "must be equal, because one loss uses them: set one",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},
-        "reference.teachers.arithmetic=endpoint returns logprobs at temperature 1 and "
-        "sampler.temperature=0.7: sample at 1, or load",
+        "reference.teachers.arithmetic=endpoint returns logprobs at temperature 1, but "
+        "sampler.temperature=0.7: set sampler.temperature=1, or use",
     ),
     "the policy as one teacher": (
         several(reverse=MODEL, arithmetic=INITIAL),
@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a critic whose policy never moves": (
         {**PPO, "critic.head_start": 20, "max_steps": 20},
-        "critic.head_start=20 leaves no steps of max_steps=20 for the policy: lower",
+        "critic.head_start=20 leaves no steps of max_steps=20 for the policy: set",
     ),
     "a critic with pieces of matrices": (
         {**PPO, "critic.optim": MUON, "deepspeed": {"zero_optimization": {"stage": 2}}},
@@ -205,7 +205,8 @@ def test_learning_from_another_distribution_must_be_accepted(
         check_all(changed(config, changes))
     (problem,) = caught.value.problems
     target = chosen("loss", loss)["_target_"]
-    assert problem.startswith(f"sampler.{key}={value} changes what is sampled, so {target} is")
+    assert problem.startswith(f"with sampler.{key}={value} vLLM does not sample the policy's")
+    assert f"so {target} is biased: " in problem
     assert problem.endswith("accept the bias with sampler.allow_biased_ratio=true")
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
 

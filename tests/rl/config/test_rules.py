@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
     "more ranks than rollouts": (
         {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
-        "batch_size=4 is below trainer.ranks=8: use at most 4 ranks",
+        "batch_size=4 is below trainer.ranks=8: use trainer.ranks=4",
     ),
     "head dtype and overrides": (
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "row longer than the model": (
         {"max_seq_len": 512},
-        "max_seq_len=512 exceeds model.max_seq_len=256: raise the latter",
+        "max_seq_len=512 exceeds model.max_seq_len=256: raise model.max_seq_len",
     ),
     **{
         f"{key} under ZeRO {stage}": (
@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a rollout longer than a wait": (
         {"sampler.rollout_timeout": 700.0},
-        "one slow rollout (sampler.rollout_timeout=700.0 s) would stop the run",
+        "sampler.rollout_timeout=700.0 s is not below trainer.wait_timeout=600 s, so one slow",
     ),
     "no duration": (
         {"max_time": "3x"},
@@ -109,27 +109,27 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a condition on no evaluation": (
         {"stop_when": "eval/reward > 0.9"},
-        "stop_when reads eval/reward, and the run has no evaluation: use evaluation=default",
+        "stop_when reads eval/reward, but the run has no evaluation: use evaluation=default",
     ),
     "a debugger for two ranks": (
         {"trainer.debug": True, "trainer.ranks": 2},
-        "trainer.debug=true runs one rank in this terminal, and trainer.ranks=2: use trainer.ranks",
+        "trainer.debug=true runs one rank in this terminal, but trainer.ranks=2: set trainer.ranks",
     ),
     "a debugger on another machine": (
         {"trainer.debug": True, "cluster": chosen("cluster", "ray")},
-        "trainer.debug=true runs the trainer in this terminal: use cluster=local",
+        "trainer.debug=true needs a trainer on this machine: use cluster=local",
     ),
     "no reward": (
         {"env.reward_weights": {"exact": 0.0}},
-        "env.reward_weights={'exact': 0.0} makes every reward 0: set one above 0",
+        "env.reward_weights={'exact': 0.0} makes every reward 0: raise one weight",
     ),
     "adapter sync with whole modules": (
         {**lora(modules_to_save=["norm"]), **SYNC_ADAPTER},
-        "(adapter.modules_to_save=['norm']): leave them out, or use sync=auto",
+        "(adapter.modules_to_save=['norm']): set adapter.modules_to_save=[], or use sync=auto",
     ),
     "adapter sync without a base": (
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
-        "vLLM has no base to add an adapter to: give model.warm_start, or use sync=auto",
+        "vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto",
     ),
     "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is set by output_dir"),
     "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
@@ -224,7 +224,7 @@ def test_the_largest_rank_that_vllm_takes_is_taken():
     node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}
     assert adapter_obstacle(node, model) is None
-    assert "at most" in (adapter_obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
+    assert "is too high" in (adapter_obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
 
 
 def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path
     (folder / "config.json").write_text("{}")
     (folder / "tokenizer.json").write_text("{}")
     problem = only_problem(changed(config, teacher(folder)))
-    assert problem.endswith(r"holds no *.safetensors: save the whole model there")
+    assert problem.endswith(r"holds no *.safetensors: copy it there")
     (folder / "model.safetensors").touch()
     check(changed(config, teacher(folder)))
     problem = only_problem(changed(config, teacher(tmp_path / "teecher")))
@@ -254,8 +254,8 @@ def test_a_name_in_a_shipped_folder_is_not_looked_up_on_the_hub(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nothing.jsonl", "no such file (looked for in "),
-        ("folder", "is a folder: name the file in it that holds the rows"),
+        ("nothing.jsonl", "no such file (relative paths start in "),
+        ("folder", "is a folder: name a file in this folder"),
     ],
 )
 def test_a_data_set_that_cannot_be_read_is_refused(
@@ -284,14 +284,14 @@ def test_shipped_files_are_found_from_every_folder(
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("url", "https://me:hunter2@host/v1", "holds a password"),
-        ("url", "http://:hunter2@host", "holds a password"),
-        ("url", "HTTPS://hunter2@host:8000/v1", "holds a password"),
-        ("url", "https://host/v1?a=b&api_key=hunter2", "holds a key (...?key=value), which"),
-        ("base_url", "http://host?access-token=hunter2", "holds a key (...?key=value), which"),
-        ("api_key_variable", "sk-hunter2", "is not the name of an environment variable"),
-        ("api_key_variable", "AKIAhunter2EXAMPLE", "is not the name of an environment variable"),
-        ("api_key_variable", "hf_hunter2", "is not the name of an environment variable"),
+        ("url", "https://me:hunter2@host/v1", "contains a password"),
+        ("url", "http://:hunter2@host", "contains a password"),
+        ("url", "HTTPS://hunter2@host:8000/v1", "contains a password"),
+        ("url", "https://host/v1?a=b&api_key=hunter2", "contains a key (...?key=value), which"),
+        ("base_url", "http://host?access-token=hunter2", "contains a key (...?key=value), which"),
+        ("api_key_variable", "sk-hunter2", "does not name an environment variable"),
+        ("api_key_variable", "AKIAhunter2EXAMPLE", "does not name an environment variable"),
+        ("api_key_variable", "hf_hunter2", "does not name an environment variable"),
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(key: str, value: str, said: str) -> None:

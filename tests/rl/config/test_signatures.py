@@ -87,7 +87,7 @@ def test_options_are_read_without_importing_the_module(
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("cispo", "'cispo' is not of the form module.name"),
+        ("cispo", "'cispo' has no module: write package.module.name"),
         ("losses.cipso.cispo", "there is no module losses.cipso: did you mean losses.cispo?"),
         ("losses.cispo.cipso", "has no function or class 'cipso': did you mean cispo?"),
         (
@@ -131,7 +131,7 @@ def test_a_folder_that_another_package_hides_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "losses").mkdir()
     (tmp_path / "losses" / "mine.py").write_text("def mine(tokens): ...")
-    with pytest.raises(LookupError, match="another package losses before the folder losses here"):
+    with pytest.raises(LookupError, match="another package losses instead of the folder losses in"):
         definition_of("losses.mine.mine")
 
 

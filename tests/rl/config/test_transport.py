@@ -66,7 +66,7 @@ def test_a_user_adds_a_sender_by_its_target():
 def test_a_sender_that_needs_one_host_is_refused_between_hosts():
     for elsewhere in (EXTERNAL, SPREAD):
         (problem,) = refusals("sync=shm", **elsewhere)
-        assert problem.startswith("sync=shm uses the memory of one host, but ")
+        assert problem.startswith("sync=shm needs trainer and vLLM on one host, but ")
         assert problem.endswith("use sync=gloo")
     assert refusals("sync=gloo", **SPREAD) == refusals("sync=gloo") == []
 

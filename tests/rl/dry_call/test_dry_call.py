@@ -13,7 +13,7 @@ from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
-from rl.dry_call.examples import _EXAMPLES_CACHE, select_by_rewards
+from rl.dry_call.examples import _EXAMPLES_CACHE, selects_by_rewards
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
@@ -154,7 +154,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
     assert learn(own("loss", hidden)).reads_advantages
     assert not learn(own("loss", hidden.replace("READS", "OTHER"))).reads_advantages
     problem = the_problem(own("loss", hidden.replace("'advantages'", "'advantage'")))
-    assert "Tokens has no field ['advantage']" in problem
+    assert "Tokens has no ['advantage']: remove it" in problem
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
         ),
         (
             "return TokenLoss(-tokens.logprobs, {'reward': tokens.logprobs})",
-            "a metric 'reward', a name that the run uses itself: choose another name",
+            "a metric 'reward', which the run itself uses: choose another name",
             3,
         ),
         ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
@@ -208,18 +208,16 @@ def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> No
         ),
         {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
     )
-    assert "a metric 'correction_truncated', a name that another component uses" in the_problem(
-        config
-    )
+    assert "a metric 'correction_truncated', which another component uses" in the_problem(config)
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("reward", "tokens"), "a metric 'reward' and 'tokens', a name that the run uses itself"),
-        (("entropy",), "a metric 'entropy', a name that"),
-        (("grad_norm", "mine"), "a metric 'grad_norm', a name that"),
-        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', a name that"),
+        (("reward", "tokens"), "a metric 'reward' and 'tokens', which the run itself uses"),
+        (("entropy",), "a metric 'entropy', which the run"),
+        (("grad_norm", "mine"), "a metric 'grad_norm', which the run"),
+        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', which the run"),
     ],
 )
 def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
@@ -238,7 +236,7 @@ ONE = "def mine(group):\n    rewards = group.rewards\n    return "
             "class mine:\n    def __init__(self, rewards): ...\n",
             "raised TypeError: mine.__init__() missing 1 required positional argument",
         ),
-        (ONE + "rewards[:-1]\n", "returned 15 numbers for a group of 16"),
+        (ONE + "rewards[:-1]\n", "returned 15 numbers instead of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
@@ -257,26 +255,26 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
 @pytest.mark.parametrize(
     ("group", "text", "said"),
     [
-        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers for a group of 16"),
+        ("advantage", "def mine(group):\n" + ONE_TURN, "returned 15 numbers instead of 16"),
         (
             "advantage",
             "class mine:\n    def __call__(self, group):\n        return [0.0] * 16\n"
             "    def state(self):\n        return {1: {2}}\n    def load(self, state): ...\n",
             "a state() that a checkpoint cannot store",
         ),
-        ("reward", "class mine:\n    pass\n", "derive it from rl.rollouts.credit.RewardShaping"),
+        ("reward", "class mine:\n    pass\n", "derive from rl.rollouts.credit.RewardShaping"),
         (
             "reward",
             "from rl.rollouts.credit import RewardShaping\nclass mine(RewardShaping):\n"
             "    def __init__(self): ...\n    def penalties(self, group):\n        return [0.0]\n",
-            "returned 1 numbers for a group of 9",
+            "returned 1 numbers instead of 9",
         ),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
         (
             "aggregation",
             "def mine(lengths, groups):\n    return [1.0]\n",
-            "1 numbers for a group of 4",
+            "1 numbers instead of 4",
         ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
@@ -286,14 +284,14 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def draw(self, step, count, max_staleness, running):\n"
             "        return self._groups[:count - 1]\n",
-            "drew 15 groups",
+            "draw 16 groups that add() accepted",
         ),
         (
             "buffer",
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def draw(self, step, count, max_staleness, running):\n"
             "        return self._groups[:1] * count\n",
-            "drew a group twice",
+            "draw each group only once",
         ),
         (
             "buffer",
@@ -320,7 +318,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "from envs.protocol import Environment\nclass mine(Environment):\n"
             "    def examples(self, split):\n        return []\n"
             "    async def score(self):\n        return {}\n",
-            "has other parameters (too many positional arguments): accept the episode",
+            "cannot be called (too many positional arguments): its parameters must be the episode",
         ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
@@ -560,5 +558,5 @@ def test_an_installed_package_is_a_library_in_every_folder(
 )
 def test_an_order_that_observes_and_a_buffer_that_rejects_select_examples(order, buffer, expected):
     config = composed(f"order={order}", f"buffer={buffer}")
-    assert select_by_rewards(config["order"], config["buffer"]) == expected
+    assert selects_by_rewards(config["order"], config["buffer"]) == expected
     assert learn(config).selects_examples == expected

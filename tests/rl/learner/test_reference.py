@@ -94,7 +94,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(folder, tmp_path, key):
         teacher.start(setting(folder))
     said = str(caught.value)
     assert said.startswith(f"reference.path={tmp_path} has another tokenizer than the policy, so")
-    assert said.endswith("or use its text instead (loss=sft sampler=transcripts)")
+    assert said.endswith("or train on the teacher's text with loss=sft sampler=transcripts")
     assert "\n" not in said
 
 
@@ -211,8 +211,8 @@ def test_a_server_that_could_not_score_the_longest_row_is_refused_before_it_come
     with pytest.raises(RunFailed) as caught:
         endpoint(url, folder)
     assert str(caught.value) == (
-        f"reference.url={url} accepts 64 tokens, and max_seq_len=64 needs one more than 64: "
-        "start the server with --max-model-len 65 or more, or lower max_seq_len"
+        f"reference.url={url} accepts 64 tokens, but a row of max_seq_len=64 and the token that it "
+        "must generate are 65: start the server with --max-model-len 65, or lower max_seq_len"
     )
 
 
@@ -281,7 +281,7 @@ def test_a_teacher_with_a_larger_vocabulary_names_only_tokens_that_the_policy_kn
 
 TOO_MANY = (
     "Requested prompt logprobs of 32, which is greater than max allowed: 20",
-    " returns at most 20 likely tokens, fewer than reference.top_k=32: lower it, or start the "
+    " returns at most 20 likely tokens, fewer than reference.top_k=32: lower top_k, or start the "
     "server with --max-logprobs 32",
 )
 
@@ -298,7 +298,7 @@ def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
     url, _ = serve(likeliest={str(VOCABULARY): {"logprob": -0.1, "rank": 1}})
     with pytest.raises(RunFailed, match=f"returns the token id {VOCABULARY}, and the policy"):
         endpoint(url, folder, top_k=1).score([batch()])
-    with pytest.raises(RunFailed, match=r"reference\.top_k=999 is more than the 320 tokens that"):
+    with pytest.raises(RunFailed, match=r"reference\.top_k=999 exceeds the policy's vocabulary"):
         endpoint(url, folder, top_k=999)
 
 
@@ -350,7 +350,7 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
 
 def test_an_environment_without_a_teacher_is_named(folder):
     reference = PerEnvironment(teachers={"words": frozen(folder)}).start(setting(folder))
-    with pytest.raises(RunFailed, match="no teacher for the environment 'maths': name one, refe"):
+    with pytest.raises(RunFailed, match="no teacher for the environment 'maths': add "):
         reference.score([batch()])
 
 
@@ -420,7 +420,7 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
     ("changes", "said"),
     [
         ({"status": 500}, ' answered 500: {"error": {"message": "broken"}}'),
-        ({"has_logprobs": False}, " returns no prompt_logprobs: it must be a vLLM server"),
+        ({"has_logprobs": False}, " returns no prompt_logprobs: use a vLLM server"),
     ],
     ids=["broken", "no logprobs"],
 )

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
 
 from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
@@ -160,7 +160,7 @@ def test_names_without_a_module_and_copies_of_tied_weights_are_refused(folder, k
 
 
 def test_an_adapted_head_is_refused_and_a_saved_one_works(untied):
-    with pytest.raises(ValueError, match="leave lm_head out of the adapter's target modules"):
+    with pytest.raises(ValueError, match=r"leave lm_head out of adapter\.target_modules"):
         PolicyModule(adapted(untied, target_modules=["lm_head", "q_proj"]), chunk=4)
     model = adapted(untied, modules_to_save=["lm_head"])
     module = PolicyModule(model, chunk=4)
@@ -213,3 +213,13 @@ def test_an_adapter_that_names_experts_is_refused_with_what_to_do(mixture):
         with pytest.raises(ValueError, match="target_modules names up_proj, which are experts"):
             adapted(mixture, target_modules=named)
     assert weights(adapter_weights(adapted(mixture, target_modules=["q_proj"])))
+
+
+def test_a_dense_model_with_convolutions_gets_adapters_in_its_mlps():
+    config = Lfm2Config(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    model = PLAIN.attach(AutoModelForCausalLM.from_config(config), 0, "the base")
+    adapted = {name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert sum(name.endswith((".w1", ".w2", ".w3")) for name in adapted) == 6

@@ -189,7 +189,7 @@ def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():
         world.run(1)
     assert str(caught.value.exceptions[0]) == (
         "none of the last 32 rollouts could be scored. "
-        "16 of them: Env.score raised KeyError: 'a' (env.py:3)"
+        "Correct the most frequent error (16 rollouts): Env.score raised KeyError: 'a' (env.py:3)"
     )
 
 
@@ -240,7 +240,7 @@ def test_64_rejected_groups_in_a_row_end_the_run_with_their_reasons():
     world = picky(lambda index: (1.0, 1.0) if index % 4 else (0.0, 0.0))
     with pytest.raises(NoMoreBatches) as end:
         world.run(1)
-    assert str(end.value).startswith("the buffer rejected the last 64 groups (in all: ")
+    assert str(end.value).startswith("the buffer rejected the last 64 groups (whole run: ")
     assert "16 zero_spread" in str(end.value)
     assert "48 too_easy): the task is too easy or too hard for this policy" in str(end.value)
     assert not end.value.stopped

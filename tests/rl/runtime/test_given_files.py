@@ -6,7 +6,7 @@ import socket
 import pytest
 import yaml
 
-from rl.runtime.given_files import foreign_path, inside, load_json, load_yaml
+from rl.runtime.given_files import inside, load_json, load_yaml, why_unsafe_to_write
 
 BOMB = "\n".join(f"k{i}: &a{i} [{','.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(9))
 
@@ -54,23 +54,26 @@ def test_only_a_regular_file_in_the_folder_is_read(tmp_path):
 
 def test_a_run_may_write_where_all_paths_are_its_own(tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    assert not foreign_path(folder)
+    assert not why_unsafe_to_write(folder)
     (folder / "wandb" / "run-1").mkdir(parents=True)
     (folder / "wandb" / "latest").symlink_to("run-1")
-    (folder / "sockets").symlink_to(tmp_path)
+    (folder / "wandb" / "run-1" / "debug-core.log").symlink_to(tmp_path / "cache.log")
+    (folder / "warm-start").mkdir()
+    for parent in (folder, folder / "warm-start"):
+        (parent / "sockets").symlink_to(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(folder)  # the path of a socket must be short
         listener.bind("left.sock")
-    assert not foreign_path(folder)
+    assert not why_unsafe_to_write(folder)
     for name, make in (
         ("link", lambda path: path.symlink_to(tmp_path)),
         ("fifo", os.mkfifo),
     ):
-        path = folder / "wandb" / name
+        path = folder / "warm-start" / name
         make(path)
-        assert name in foreign_path(folder)
+        assert name in why_unsafe_to_write(folder)
         path.unlink()
-    assert not foreign_path(folder)
+    assert not why_unsafe_to_write(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -78,4 +81,12 @@ def test_a_file_of_another_user_is_refused(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.touch()
     os.chown(path, 12345, -1)
-    assert f"{path} belongs to another user (id 12345)" in foreign_path(tmp_path)
+    assert f"{path} belongs to another user (id 12345)" in why_unsafe_to_write(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_may_resume_the_run_of_another_user(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    for path in (tmp_path, tmp_path / "metrics.jsonl"):
+        os.chown(path, 12345, -1)
+    assert not why_unsafe_to_write(tmp_path)

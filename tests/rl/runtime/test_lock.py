@@ -46,7 +46,7 @@ def test_only_one_of_several_starts_succeeds(holders):
     started, children = holders(3)
     assert sorted(map(bool, children)) == [False, False, True]
     failed = [one for one, child in zip(started, children, strict=True) if not child]
-    assert all("is running (pid" in process.stderr.read() for process in failed)
+    assert all("is used by process" in process.stderr.read() for process in failed)
 
 
 def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(holders, tmp_path):
@@ -54,7 +54,7 @@ def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(holder
     run_folder = RunFolder(tmp_path / "live")
     before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
     for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
-        with pytest.raises(FolderInUse, match=rf"live is running \(pid {holder.pid}\): "):
+        with pytest.raises(FolderInUse, match=rf"live is used by process {holder.pid}: "):
             enter()
     assert {path: path.read_bytes() for path in run_folder.path.iterdir()} == before
     holder.send_signal(signal.SIGKILL)  # its child survives
@@ -79,11 +79,11 @@ def test_folders_of_a_run_that_never_started_are_deleted(tmp_path):
         for folder in before:
             (tmp_path / folder).mkdir(parents=True)
         run_folder = RunFolder(tmp_path / "outputs" / "run")
-        with pytest.raises(LookupError), locked(run_folder, undone_by=LookupError):
+        with pytest.raises(LookupError), locked(run_folder, delete_on=LookupError):
             raise LookupError
         assert run_folder.path.exists() == ("outputs/run" in before)
         assert (tmp_path / "outputs").exists() == bool(before)
-    with pytest.raises(KeyError), locked(RunFolder(tmp_path / "failed"), undone_by=ValueError):
+    with pytest.raises(KeyError), locked(RunFolder(tmp_path / "failed"), delete_on=ValueError):
         raise KeyError  # the folder of a failed run is kept
     assert (tmp_path / "failed").exists()
 

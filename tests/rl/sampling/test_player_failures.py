@@ -146,7 +146,7 @@ def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
     broken, fine = play(scoring(score), ScriptedClient("bad", "good"), 2)
 
     assert (broken.reward, fine.reward, fine.error) == (None, 2.0, "")
-    assert broken.error == "Mine.score returned NaN or infinity for ['good']"
+    assert broken.error == "Mine.score (or score_group) returned NaN or infinity for ['good']"
     assert broken.stop_reason == StopReason.STOP
 
 
@@ -154,11 +154,11 @@ def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
     ("scored", "hint"),
     [
         ({"goood": 1.0}, "only 'goood': did you mean 'goood'? "),
-        ({"other": 1.0}, "score() returned only 'other': "),
+        ({"other": 1.0}, "score_group() returned only 'other': "),
     ],
 )
 def test_a_weighted_reward_that_score_does_not_return_ends_the_run(scored, hint):
-    with pytest.raises(ValueError, match="names 'good', but its score") as caught:
+    with pytest.raises(ValueError, match="names 'good', but score") as caught:
         play(scoring(lambda *_: scored), ScriptedClient("good"))
 
     assert hint in str(caught.value)

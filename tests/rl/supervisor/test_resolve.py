@@ -46,7 +46,7 @@ def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp
 
 def test_a_sampler_that_states_no_temperature_is_refused(config):
     run = Run.of(config).changed({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
-    with pytest.raises(ValueError, match=r"Path has no temperature, .*: give it a key or a cl"):
+    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
         _ = run.sampler.temperature
 
 

@@ -39,7 +39,7 @@ def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
         result = train("run_name=live", *overrides, output_dir=tmp_path)
         assert contents(run_folder.path) == before
     assert result.stderr.startswith("this run cannot start:\n- ")
-    assert f"live is running (pid {os.getpid()}): wait for its end, stop it" in result.stderr
+    assert f"live is used by process {os.getpid()}: wait until it ends, stop it" in result.stderr
     assert len(result.stderr.splitlines()) == 2
     assert result.returncode == 2
 
@@ -91,7 +91,7 @@ def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp
     (model / "chat_template.jinja").write_text("{{ messages }} <function=f>")
     sizes = ["adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
     result = train("model=hf", "model.path=model", "run_name=r", *sizes, output_dir=tmp_path)
-    assert result.stderr.startswith("this run cannot start:\n- model.renderer=auto cannot tell")
+    assert result.stderr.startswith("this run cannot start:\n- model.renderer=auto does not know")
     assert "use client=tokens, which takes the model's own chat template, or set" in result.stderr
     assert result.returncode == 2
     assert not (tmp_path / "r").exists()

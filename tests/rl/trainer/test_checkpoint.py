@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.trainer.checkpoint import num_resumed_steps, publish, save_checkpoint
+from rl.trainer.checkpoint import flush_and_rename, num_resumed_steps, save_checkpoint
 from tests.support.ranks import on_ranks, worlds
 
 
@@ -155,7 +155,7 @@ def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path,
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "rename", noted_rename)
-    publish(aside, final)
+    flush_and_rename(aside, final)
 
     before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]
     written = ("", "/hf", "/state.json", "/hf/model.safetensors")

@@ -122,7 +122,7 @@ def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
         logger.log(step, {"train/reward": 0.5})
     logger.finish()
     assert [record.getMessage() for record in caplog.records] == [
-        "WandbLogger is turned off after an error: gone"
+        "WandbLogger logs nothing more after an error: gone"
     ]
 
 

@@ -229,7 +229,7 @@ def test_a_metric_of_stop_when_that_no_line_has_ends_the_run_in_its_first_step(
 ):
     run = Rehearsal(folder, start=0, max_steps=4, checkpoint_every=0)
     run.run = replace(run.run, stop_when="train/skiped > 0")
-    missing = "stop_when reads train/skiped, which is not recorded: did you mean train/skipped?"
+    missing = "stop_when: there is no metric train/skiped: did you mean train/skipped?"
     with pytest.raises(RunFailed, match=missing):
         run.train()
 

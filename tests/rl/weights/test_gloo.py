@@ -136,7 +136,7 @@ def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_
         sender.pack(WEIGHTS)
         sender.send(workers, 4)
         workers.update = lambda info: None  # answers that it has read, and has not
-        with pytest.raises(RunFailed, match="gloo between the trainer and vLLM failed"):
+        with pytest.raises(RunFailed, match="sync=gloo cannot reach vLLM"):
             sender.send(workers, 5)
 
 

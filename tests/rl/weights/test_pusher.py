@@ -102,7 +102,7 @@ def test_every_probe_is_bounded_and_later_ones_by_the_first_of_the_run(vllm, tmp
     for first, bound in ((0.0078125, "0.0390625"), (0.0, "0.025")):
         small = pusher("shm", vllm)
         small.probe(Scorer(first), two_rows(), 1)
-        with pytest.raises(RunFailed, match=rf"at most {bound} is .* and the first probe\)"):
+        with pytest.raises(RunFailed, match=rf"at most {bound} is .* adapted to the first probe\)"):
             small.probe(Scorer(0.0625), two_rows(), 2)
 
 

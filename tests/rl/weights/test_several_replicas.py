@@ -155,5 +155,5 @@ def test_probes_ask_one_replica_after_the_other_and_drop_one_that_does_not_answe
     replicas[1].server.faults["/inference/v1/generate"] = refuse
     assert probed(7) == [1, 2]  # two are left, and 7 is odd
     assert lost(push).keys() == {"inference1"}
-    with pytest.raises(RunFailed, match="disagree on the weights"):
+    with pytest.raises(RunFailed, match="compute different logprobs with the weights"):
         push.probe(Scorer(0.5), two_rows(), 8)

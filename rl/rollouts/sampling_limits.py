@@ -1,4 +1,4 @@
-"""Decides when sampling must end because further groups would teach nothing.
+"""Decides when sampling must end because the policy cannot learn from further groups.
 
 no rollout of the last groups could be scored        RolloutsFailed
 the buffer rejected many consecutive groups          NoMoreBatches
@@ -12,17 +12,17 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-_MAX_UNSCORABLE_GROUPS = 16  # RolloutsFailed after this many groups without a reward
-_MAX_REJECTED_BATCHES = 8  # NoMoreBatches after this many batches of rejected groups
+_MAX_UNSCORABLE_GROUPS = 16  # raise RolloutsFailed after this many groups without a reward
+_MAX_REJECTED_BATCHES = 8  # return NoMoreBatches after this many batches of rejected groups
 
 
 class RolloutsFailed(RunFailed):
-    """Error that no usable rollouts are produced; the message contains the reason."""
+    """The error raised if no recent rollout has a score; the message names the commonest cause."""
 
 
 @dataclass
-class Prospects:
-    """Statistics of the newest groups, which detect that training cannot continue."""
+class SamplingLimits:
+    """Counts errors and rejections of the newest groups, and decides when sampling must end."""
 
     group_size: int
     groups_per_step: int
@@ -44,7 +44,7 @@ class Prospects:
             (error, count), *_ = Counter(self._errors).most_common(1)
             raise RolloutsFailed(
                 f"none of the last {len(self._errors)} rollouts could be scored. "
-                f"{count} of them: {error}"
+                f"Correct the most frequent error ({count} rollouts): {error}"
             )
 
     def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
@@ -58,7 +58,7 @@ class Prospects:
             return None
         in_all = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(
-            f"the buffer rejected the last {self._num_rejected} groups (in all: {in_all}): the "
+            f"the buffer rejected the last {self._num_rejected} groups (whole run: {in_all}): the "
             "task is too easy or too hard for this policy. Use buffer=fifo or other examples, or "
-            "raise max_seq_len if most groups are without_tokens"
+            "raise model.max_seq_len if most groups are without_tokens"
         )
