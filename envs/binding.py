@@ -101,7 +101,8 @@ class Binder:
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
                 f"shared contains {sorted(useless)}, which no tool and no reward uses: give a tool "
-                "or reward a parameter of this name before any *, or add a binding"
+                "or a reward a positional parameter of that name, name one in bindings, or delete "
+                "the entry"
             )
 
     def tool(self, function: Function) -> Function:

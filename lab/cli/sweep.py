@@ -111,14 +111,14 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return identity of a job -> its run folder, for jobs that an earlier start has begun."""
+    """Return identity of a job -> its run folder, for jobs of which an earlier start did a step."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
         for record in folder.records().values()
         if record.folder
     }
-    return {job: run for job, run in runs.items() if run.config.is_file()}
+    return {job: run for job, run in runs.items() if run.config.is_file() and run.has_steps()}
 
 
 def jobs_of(config: DictConfig) -> list[list[str]]:

@@ -131,7 +131,10 @@ def evaluation_folder_problems(config: Config) -> Iterator[str]:
     """Yield a problem if run_name is not a valid name or its folder already contains a run."""
     name, parent = config["run_name"], Path(config["output_dir"])
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" is not a folder below output_dir={parent}: set another run_name'
+        yield (
+            f'run_name="{name}" leads outside of output_dir={parent}: use the name of a folder '
+            "without .. and without / at the start"
+        )
     elif RunFolder(parent / name).is_run:
         yield f"{parent / name} already contains a run or an evaluation: set another run_name"
 

@@ -10,7 +10,6 @@ folder or to this checkout, so that a run can be resumed from another path.
 
 import filecmp
 import hashlib
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -64,11 +63,19 @@ def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _name(file: Path) -> Path:
-    bases = (ROOT, Path.cwd(), Path(file.anchor))
-    return next(file.relative_to(base) for base in bases if file.is_relative_to(base))
+    """Return the file's path relative to the first base from which `_found` finds it again."""
+    names = (file.relative_to(base) for base in _bases() if file.is_relative_to(base))
+    return next(name for name in names if _found(name) == file)
+
+
+def _found(name: str | Path) -> Path | None:
+    return next((path for base in _bases() if (path := base / name).is_file()), None)
+
+
+def _bases() -> tuple[Path, ...]:
+    return ROOT, Path.cwd(), Path("/")
 
 
 def _differs(name: str, copy: Path) -> bool:
-    candidates = (Path(base, name) for base in (os.getcwd(), ROOT, "/"))
-    file = next((path for path in candidates if path.is_file()), None)
+    file = _found(name)
     return file is None or not filecmp.cmp(file, copy, shallow=False)

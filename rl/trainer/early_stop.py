@@ -1,25 +1,36 @@
 """Decide after each step whether stop_when ends the run."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from rl.config.schema import Run
 from rl.config.signatures import did_you_mean
 from rl.learner.ranks import Ranks
-from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
 from rl.runtime.stop_when import StopWhen
+
+log = logging.getLogger(__name__)
+
+
+def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
+    """Warn if no line of metrics has the metric of stop_when, because it may be misspelt.
+
+    This is no error, because a metric such as that of a later turn may appear in a later step.
+    """
+    if run.stop_when is None:
+        return
+    metric = StopWhen.of(run.stop_when).metric
+    known = {name for row in read_metrics(run_folder) for name in row}
+    if metric not in known:
+        hint = did_you_mean(metric, known) or ": metrics.jsonl has all names"
+        log.warning("stop_when: there is no metric %s yet%s", metric, hint)
 
 
 def reason_to_end(run: Run, step: int, line: Mapping[str, Any], ranks: Ranks) -> str:
-    """Return why stop_when ends the run after this step, "" if it does not. Collective.
-
-    Raise RunFailed if the first line of metrics lacks the metric, because it may be misspelt.
-    """
+    """Return why stop_when ends the run after this step, "" if it does not. Collective."""
     if run.stop_when is None or step + 1 == run.max_steps:
         return ""
-    condition = StopWhen.of(run.stop_when)
-    if step == 0 and ranks.first and condition.metric not in line:
-        hint = did_you_mean(condition.metric, line) or ": metrics.jsonl has all names"
-        raise RunFailed(f"stop_when: there is no metric {condition.metric}{hint}")
-    is_reached = ranks.any(ranks.first and condition.holds(line))
+    is_reached = ranks.any(ranks.first and StopWhen.of(run.stop_when).holds(line))
     return f"stop_when={run.stop_when} is fulfilled" if is_reached else ""

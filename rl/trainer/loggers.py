@@ -170,23 +170,30 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume dropped steps that the wandb run contains."""
-    dropped, known = run_folder.dropped_metrics, run_folder.wandb_id
-    was_written = dropped.exists() and known.exists()
-    return was_written and dropped.stat().st_mtime_ns > known.stat().st_mtime_ns
+    """Return whether a resume has dropped steps since the id was written."""
+    known = run_folder.wandb_id
+    return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
+
+
+def _size_of_dropped(run_folder: RunFolder) -> str:
+    dropped = run_folder.dropped_metrics
+    return str(dropped.stat().st_size if dropped.exists() else 0)
 
 
 def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb, which is created if the run's folder has none.
 
     The id has a random suffix, because runs in other folders or on other machines may have the same
-    name.
+    name. Its file also holds the size of the dropped metrics, which shows whether steps were lost
+    later. A copy of the folder may have other times, so those cannot show it.
     """
-    path = RunFolder(folder).wandb_id
+    run_folder = RunFolder(folder)
+    path = run_folder.wandb_id
     if not path.exists():
         legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
-        write_whole(path, f"{legal}-{secrets.token_hex(4)}\n")
-    return path.read_text().strip()
+        new = f"{legal}-{secrets.token_hex(4)}"
+        write_whole(path, f"{new}\n{_size_of_dropped(run_folder)}\n")
+    return path.read_text().split()[0]
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:

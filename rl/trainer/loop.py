@@ -26,7 +26,7 @@ from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
-from rl.trainer.early_stop import reason_to_end
+from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
 from rl.trainer.profiler import started_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
@@ -101,6 +101,8 @@ class TrainingRun:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
+            if step == self.start and self.ranks.first:
+                warn_of_missing_metric(self.run, self.run_folder)
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return

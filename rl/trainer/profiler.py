@@ -23,6 +23,7 @@ def started_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profil
         table = recorded.key_averages().table(f"self_{on_gpu}_time_total", row_limit=_TABLE_ROWS)
         path.with_name(f"rank{rank}.txt").write_text(table)
 
-    profiler = profile(schedule=schedule(wait=0, warmup=1, active=num_steps), on_trace_ready=write)
+    once = schedule(wait=0, warmup=1, active=num_steps, repeat=1)
+    profiler = profile(schedule=once, on_trace_ready=write)
     profiler.start()
     return profiler

@@ -7,6 +7,8 @@ compares each parameter with the received weights. Where only a repacked copy ex
 compares the layer's output. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
+import os
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
@@ -32,6 +34,7 @@ from vllm.model_executor.model_loader.reload import (
 from vllm.platforms import current_platform
 
 from rl.inference.quick_start import start_quickly
+from rl.inference.server import STARTED_BY_RUN
 from rl.weights.transport import Reader, Weights, open_reader
 from rl.weights.vllm_proof import (
     as_vllm_names,
@@ -46,9 +49,20 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 
 def register() -> None:
     """Register our transfer engines; vLLM calls this function in each of its processes."""
+    if STARTED_BY_RUN in os.environ:
+        add_working_folder()
     start_quickly()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
+
+
+def add_working_folder() -> None:
+    """Let vLLM import the user's modules, such as a Reader, from the working folder.
+
+    PYTHONSAFEPATH removed that folder. It comes last here, so that no file in it hides a library.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The proof of a push inside vLLM names layers and adapter matrices that are one step behind."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -263,3 +264,20 @@ def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
     monkeypatch.setenv(STARTED_BY_RUN, "1")
     start_quickly()
     assert (vars(platform)[name] is not before) == current_platform.is_cpu()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(
+    is_ours, monkeypatch, tmp_path
+):
+    from rl.weights import vllm_plugin
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(vllm_plugin, "start_quickly", lambda: None)
+    monkeypatch.setattr(vllm_plugin.WeightTransferEngineFactory, "_registry", {})
+    monkeypatch.delenv(STARTED_BY_RUN, raising=False)
+    if is_ours:
+        monkeypatch.setenv(STARTED_BY_RUN, "1")
+    vllm_plugin.register()
+    assert (sys.path[-1] == str(tmp_path)) == is_ours

@@ -260,26 +260,28 @@ def test_a_sweep_whose_arms_play_other_examples_is_told_to_evaluate(tmp_path: Pa
 def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "x")
     sweep.path.mkdir()
-    for seed in (0, 1):
-        number, record = sweep.claim(["loss=grpo", f"seed={seed}", f"output_dir={tmp_path}"])
-        record.run_name = name = f"begun-{seed}"
+    for loss, seed in (("grpo", 0), ("grpo", 1), ("cispo", 0)):
+        number, record = sweep.claim([f"loss={loss}", f"seed={seed}", f"output_dir={tmp_path}"])
+        record.run_name = name = f"begun-{seed}" if loss == "grpo" else "without-a-step"
         record.folder, record.state = str(tmp_path / name), "failed"
         sweep.write(number, record)
         (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text('{"step": 0}\n')
-        config = composed("loss=grpo", f"seed={seed}", f"run_name={name}", f"output_dir={tmp_path}")
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 0}\n' if loss == "grpo" else "")
+        own = (f"loss={loss}", f"seed={seed}", f"run_name={name}")
+        config = composed(*own, f"output_dir={tmp_path}")
         config["optim"]["learning_rate"] = 0.5  # the YAML has changed since
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump({"format": 2, **config}))
         copy = tmp_path / name / "code" / "step_000000" / "losses" / "ppo_clip.py"
         copy.parent.mkdir(parents=True)
         copy.write_text("the loss as it was\n")
-    again = ["--multirun", "loss=grpo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
+    again = ["--multirun", "loss=grpo,cispo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
     result = train(*again, output_dir=tmp_path)
     assert result.returncode == 2
     assert "optim.learning_rate was 0.5 and is 0.0005" in result.stderr
-    assert "(3 of 3 runs, first: loss=grpo seed=0" in result.stderr
+    assert "(3 of 6 runs, first: loss=grpo seed=0" in result.stderr
     assert "the configuration differs from" in result.stderr
     assert f"losses/ppo_clip.py changed since {tmp_path}/begun-0 was trained" in result.stderr
+    assert "without-a-step" not in result.stderr
     assert not sweep.info.exists()
 
 

@@ -82,7 +82,7 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             [*HUB, "+client.on_rewrit=fork"],
             "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
         ),
-        ([*HUB, "run_name=../up"], 'run_name="../up" is not a folder below'),
+        ([*HUB, "run_name=../up"], 'run_name="../up" leads outside of'),
         (
             [*HUB, "inference=external", "inference.urls=[http://a:1]"],
             "inference=external is only for training: to use a server that already runs, set "

@@ -213,6 +213,16 @@ def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollout():
+    rollouts = [rollout(1.0, a=1.0), rollout(math.nan, CUT[0], a=math.nan), rollout(4.0, a=4.0)]
+    found = advantages(
+        *(EACH, {"a": 1.0}, *rollouts),
+        truncated=lambda r: Credit(0.0 if r.stop_reason in CUT else r.reward),
+        advantage=group_mean,
+    )
+    assert found == pytest.approx([1 - 5 / 3, 0 - 5 / 3, 4 - 5 / 3])
+
+
 def test_a_penalty_is_not_compared_if_the_advantage_compares_nothing():
     shaping = RewardShaping(normalise_each=True, length_penalty=0.5)
     rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]

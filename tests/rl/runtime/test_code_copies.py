@@ -67,3 +67,13 @@ def test_a_start_from_the_first_step_replaces_all_copies(lab, tmp_path):
     copy_code(run_folder, files[:1])
     assert code_versions(run_folder).keys() == {"mine/loss.py"}
     assert changed_code(run_folder) == []
+
+
+def test_a_file_of_the_user_that_is_named_like_one_of_ours_is_another_file(lab, tmp_path):
+    run_folder, mine = RunFolder(tmp_path / "run"), lab / "losses" / "cispo.py"
+    mine.parent.mkdir()
+    mine.write_text("mine = 1\n")
+    copy_code(run_folder, [str(mine), str(ROOT / "losses" / "cispo.py")])
+    assert changed_code(run_folder) == []
+    mine.write_text("mine = 2\n")
+    assert changed_code(run_folder) == [str(mine)[1:]]

@@ -224,14 +224,28 @@ def test_stop_when_ends_the_run_after_the_first_step_that_fulfils_it(
     assert doing == ("done" if len(steps) == 4 else f"done: stop_when={condition} is fulfilled")
 
 
-def test_a_metric_of_stop_when_that_no_line_has_ends_the_run_in_its_first_step(
-    folder, calls, saved
+def test_every_start_warns_once_of_a_metric_of_stop_when_that_no_line_has(
+    folder, calls, saved, caplog
 ):
-    run = Rehearsal(folder, start=0, max_steps=4, checkpoint_every=0)
-    run.run = replace(run.run, stop_when="train/skiped > 0")
-    missing = "stop_when: there is no metric train/skiped: did you mean train/skipped?"
-    with pytest.raises(RunFailed, match=missing):
+    for start, max_steps in ((0, 2), (2, 4)):
+        run = Rehearsal(folder, start=start, max_steps=max_steps, checkpoint_every=0)
+        run.run = replace(run.run, stop_when="train/skiped > 0")
+        caplog.clear()
         run.train()
+        assert caplog.messages == [
+            "stop_when: there is no metric train/skiped yet: did you mean train/skipped?"
+        ]
+    assert steps_done(read_metrics(folder)) == 4
+
+
+def test_a_metric_of_stop_when_in_an_earlier_line_is_known(folder, calls, saved, caplog):
+    metrics = MetricsFile(folder)
+    metrics.append(0, {"eval/reward": 0.5})
+    metrics.close()
+    run = Rehearsal(folder, start=1, max_steps=2, checkpoint_every=0)
+    run.run = replace(run.run, stop_when="eval/reward > 1")
+    run.train()
+    assert not caplog.messages
 
 
 PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
