@@ -26,7 +26,7 @@ from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.evaluations import Evaluation, Question
 from lab.report.run import Run
-from lab.report.statistics import ERROR, UNCLEAR, looks_factor
+from lab.report.statistics import ERROR, UNCLEAR, p_value, spread_of
 
 NUM_QUESTIONS, NUM_ROLLOUTS, SEED_SPREAD = 16, 6, 0.05
 NUM_DRAWS = 500  # a report has more, for more exact intervals
@@ -143,14 +143,17 @@ def judged(case: str, number: int) -> tuple[bool, bool]:
     called = careless = False
     world = World(np.random.default_rng([list(CASES).index(case), number]))
     for arms in CASES[case](world):
-        (other,) = compare(arms, num_draws=NUM_DRAWS).others
+        comparison = compare(arms, num_draws=NUM_DRAWS)
+        (other,) = comparison.others
         called |= other.decision != UNCLEAR
         if len(other.runs) > other.scored_seeds:
             runs = [[replace(run, seed=None) for run in arm.runs] for arm in arms]
             arms = [replace(arm, runs=tuple(own)) for arm, own in zip(arms, runs, strict=True)]
-            (other,) = compare(arms, num_draws=NUM_DRAWS).others
-        p_value = other.p_value / looks_factor(arms[1].num_looks)
-        careless |= p_value < ERROR and other.difference.excludes(0.0)
+            comparison = compare(arms, num_draws=NUM_DRAWS)
+            (other,) = comparison.others
+        # Do not divide other.p_value by the looks factor, because other.p_value is at most 1.
+        p = p_value(other.difference.value, spread_of(other.scores, comparison.baseline.scores))
+        careless |= p < ERROR and other.difference.excludes(0.0)
         if called:
             break
     return called, careless

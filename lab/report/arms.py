@@ -1,6 +1,5 @@
 """Group runs that differ only in their seeds into arms, and name the arms."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,8 +29,8 @@ class Arm:
     @property
     def ended_early(self) -> list[Run]:
         """The runs that began but did not finish, and whose seed no other run has finished."""
-        seeds = {run.seed for run in self.finished} - {None}
-        return [run for run in self.runs if run.ended_early and run.seed not in seeds]
+        seeds = {str(run.seed) for run in self.finished if run.seed is not None}
+        return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
     @property
     def num_looks(self) -> int:
@@ -72,21 +71,6 @@ def is_same_arm(one: Run, other: Run) -> bool:
     # Runs differ if `critic` is a value in one run and has keys like `critic.lam` in the other.
     groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
-
-
-def code_note(arm: Arm) -> str:
-    """Return a warning if the finished runs of the arm used different code, "" otherwise."""
-    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
-    for run in arm.finished:
-        for name, hashes in run.code.items():
-            versions[name].add(hashes)
-    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
-    if not files:
-        return ""
-    return (
-        f"The runs of {arm.name} used different versions of {', '.join(sorted(files))}: compare "
-        "the copies in code/ of their folders."
-    )
 
 
 def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:

@@ -36,7 +36,8 @@ class ArmResult(ScoredArm):
     undecided_if: str  # assumption about missing data under which nothing is significant, or ""
     chance_better: float
     visible_difference: float
-    seeds_needed: float | None  # per arm, None if unknown, infinite if no number suffices
+    # per arm if this sweep grows, None if unknown, infinite if no number suffices
+    seeds_needed: float | None
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -114,6 +115,11 @@ def compare(
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
     if not any(scored.arm is control for scored in scoring.arms):
+        if scoring.no_evaluation:
+            raise NothingToCompare(
+                f"{control.name} has no training reward, and {scoring.no_evaluation}: choose "
+                "another baseline"
+            )
         raise NothingToCompare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"
@@ -186,6 +192,12 @@ def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
             undecided_if = next(failing, "")
             decision = st.UNCLEAR if undecided_if else decision
         several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
+        visible, needed = nan, None
+        if knows:
+            visible = power.visible_difference(spread, num_others * factors[index])
+        if knows and not undecided_if:
+            factor = num_others * st.looks_factor(looks[index] + 1)  # more seeds are another look
+            needed = power.seeds_needed(tests.gains[index], spread, factor)
         results.append(
             ArmResult(
                 **vars(one),
@@ -195,10 +207,8 @@ def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
                 decision=decision,
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
-                visible_difference=power.visible_difference(spread, num_others) if knows else nan,
-                seeds_needed=(
-                    power.seeds_needed(tests.gains[index], spread, num_others) if knows else None
-                ),
+                visible_difference=visible,
+                seeds_needed=needed,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
             )
         )

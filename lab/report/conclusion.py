@@ -87,12 +87,14 @@ def basis(comparison: Comparison) -> str:
         text += f" ({num_runs} runs)"
     if scoring.measure == TRAINING:
         return f"Scored by the training reward of {scoring.judged}, {text}."
-    return f"Scored on {len(scoring.questions)} held-out questions, {scoring.judged}, {text}."
+    questions = f"question{'s' * (len(scoring.questions) != 1)}"
+    return f"Scored on {len(scoring.questions)} held-out {questions}, {scoring.judged}, {text}."
 
 
 def what_is_visible(comparison: Comparison) -> str:
     """Return the smallest difference that the runs can show, and the seeds for the observed one."""
-    unclear = [result for result in comparison.others if result.decision == UNCLEAR]
+    # More seeds do not decide an arm that is undecided because of missing data.
+    unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []
     if len(known) < len(unclear):

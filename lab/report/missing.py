@@ -28,7 +28,8 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
         columns = scoring.questions or [REWARD]
         lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
         best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
-        for name, added in (("their last scores", lost), ("scores above the best run's", best)):
+        lower = "their last scores or the lowest reward"
+        for name, added in ((lower, lost), ("scores above the best run's", best)):
             scores = [
                 scores_of([*arm.rows, *rows], columns)
                 for arm, rows in zip(scoring.arms, added, strict=True)

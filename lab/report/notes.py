@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lab.report import statistics as st
-from lab.report.arms import code_note
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
 
@@ -17,8 +16,8 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
     """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _on_scores(scoring)
     yield from _on_seeds(scoring)
-    yield from filter(None, (code_note(one.arm) for one in scoring.arms))
     runs = scoring.runs
+    yield from _on_code(runs)
     if any(one.num_unscored for one in scoring.arms):
         counts = [
             f"{one.arm.name} {one.num_unscored} of {one.num_rollouts}"
@@ -26,12 +25,13 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             if one.num_unscored
         ]
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
-    if waiting := sum(not run.finished and not run.ended_early for run, _ in left_out):
-        yield f"{waiting} runs have not ended: the p-values are valid only when all have ended."
+    if waiting := sum(run.is_open for run, _ in left_out):
+        text = "1 run has not ended" if waiting == 1 else f"{waiting} runs have not ended"
+        yield f"{text}: the p-values are valid only when all have ended."
     if left_out:
         yield _exclusion_note(left_out)
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        yield f"{broken} lines of evaluations/*.jsonl cannot be read and are left out."
+        yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
 
 
 def _on_scores(scoring: Scoring) -> Iterator[str]:
@@ -44,10 +44,19 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
             "harder."
         )
     if scoring.measure == TRAINING:
-        yield (
-            "Compared by training reward, which every run measured on different examples. Use "
-            "evaluation=default to compare all runs on the same questions."
-        )
+        text = "Compared by training reward, which every run measured on different examples"
+        if scoring.no_evaluation:
+            yield f"{text}, because {scoring.no_evaluation}."
+        else:
+            yield f"{text}. Use evaluation=default to compare all runs on the same questions."
+        means = [
+            (one.arm.name, np.mean([r.unscored_share for r in one.runs])) for one in scoring.arms
+        ]
+        if shares := [f"{name} {100 * share:.1f} %" for name, share in means if share]:
+            yield (
+                f"Training rollouts without a score: {', '.join(shares)}. They are left out, and "
+                "no decision is tested against the rewards that they could have had."
+            )
         if any(run.selects_examples for run in runs):
             yield (
                 "The order or the buffer chose examples by earlier rewards, so a better policy may "
@@ -79,10 +88,29 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
         )
     looks = max(one.arm.num_looks for one in arms)
     if looks > 1:
+        times = "once" if looks == 2 else f"{looks - 1} times"
         yield (
-            f"Runs were added {looks - 1} times after the sweep had begun. Growing a sweep until "
+            f"Runs were added {times} after the sweep had begun. Growing a sweep until "
             "it shows a difference causes false decisions, so p-values are multiplied by up to "
             f"{st.looks_factor(looks)}."
+        )
+
+
+def _on_code(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield which commits and which files of the user's code differ between the runs."""
+    commits = sorted({run.commit for run in runs} - {""})
+    if len(commits) > 1:
+        texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the +uncommitted
+        yield f"The runs used {len(commits)} commits: {', '.join(texts)}."
+    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+    for run in runs:
+        for name, hashes in run.code.items():
+            versions[name].add(hashes)
+    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
+    if files:
+        yield (
+            f"The runs used different versions of {', '.join(sorted(files))}: compare the copies "
+            "in code/ of their folders."
         )
 
 

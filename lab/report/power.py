@@ -11,20 +11,21 @@ MOST_SEEDS = 1000  # a larger number of seeds is shown as "> 1,000"
 _LARGEST_COUNT = 10**7  # if so many seeds do not suffice, no number does
 
 
-def visible_difference(spread: Spread, num_comparisons: int = 1) -> float:
-    """Return the smallest true difference that is detected with probability POWER, or NaN."""
-    return spread.standard_error * float(
-        _num_errors(spread.decision_degrees_of_freedom, num_comparisons)
-    )
+def visible_difference(spread: Spread, factor: int = 1) -> float:
+    """Return the smallest true difference that is detected with probability POWER, or NaN.
+
+    `factor` is the largest number by which a p-value is multiplied.
+    """
+    return spread.standard_error * float(_num_errors(spread.decision_degrees_of_freedom, factor))
 
 
-def _num_errors(degrees_of_freedom: float, num_comparisons: int) -> Any:
+def _num_errors(degrees_of_freedom: float, factor: int) -> Any:
     """Return how many standard errors a difference needs to be detected with probability POWER."""
-    tail = 1 - ERROR / 2 / max(num_comparisons, 1)
+    tail = 1 - ERROR / 2 / max(factor, 1)  # 0 without any comparison
     return student_quantile(degrees_of_freedom, tail) + student_quantile(degrees_of_freedom, POWER)
 
 
-def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) -> float | None:
+def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | None:
     """Return the seeds per arm that detect this true difference with probability POWER.
 
     Return infinity if no number of seeds suffices: only more questions help then. Return None if
@@ -35,7 +36,7 @@ def seeds_needed(difference: float, spread: Spread, num_comparisons: int = 1) ->
     counts = range(FEWEST_SEEDS, _LARGEST_COUNT)
 
     def suffices(count: int) -> bool:
-        return visible_difference(spread.with_seeds(count), num_comparisons) <= abs(difference)
+        return visible_difference(spread.with_seeds(count), factor) <= abs(difference)
 
     index = bisect_left(counts, True, key=suffices)
     return float(counts[index]) if index < len(counts) else inf

@@ -17,7 +17,7 @@ from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
-from rl.runtime.metrics import Row, read_metrics, steps_done
+from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
@@ -68,6 +68,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)  # settings by dotted key, without RUN_KEYS
     seed: Any = None
     cause: str = ""  # why the run did not finish, "" if it finished
+    has_begun: bool = True  # False for a job that failed before its folder existed
     num_steps: int = 0
     max_steps: int = 1
     seconds: float = 0.0
@@ -79,6 +80,7 @@ class Run:
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/code_copies.py
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
+    unscored_share: float = 0.0  # of the rollouts of the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
@@ -87,10 +89,14 @@ class Run:
         return not self.cause
 
     @property
+    def is_open(self) -> bool:
+        """Whether the run waits for its start or still runs."""
+        return self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
+
+    @property
     def ended_early(self) -> bool:
         """Whether the run has begun and ended, but not finished."""
-        is_open = self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
-        return not self.finished and not is_open
+        return self.has_begun and not self.finished and not self.is_open
 
     @property
     def training_reward(self) -> float | None:
@@ -121,10 +127,14 @@ def read_run(
     `folder` is None if a sweep's job failed before its folder existed. `error` is then the reason.
     """
     meaningful = tuple(sorted(_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
+    seeds = [_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
+    seed = seeds[-1] if seeds else None
     if folder is None:
         return Run(
             name=" ".join(meaningful) or "(no name)",
             overrides=meaningful,
+            seed=seed,
+            has_begun=False,
             cause=_readable(error or "it failed before its folder was created"),
         )
     rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
@@ -138,7 +148,8 @@ def read_run(
         folder=folder.path,
         overrides=meaningful,
         config=config,
-        seed=settings.get("seed"),
+        seed=settings.get("seed", seed),
+        has_begun=folder.path.is_dir() or error is None,  # without an error: deleted
         cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
@@ -150,6 +161,7 @@ def read_run(
         commit=_readable(str(record.get("commit") or "")),
         code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
+        unscored_share=mean_of(rows[-LAST_STEPS:], "rollout/errors") or 0.0,
         selects_examples=bool(settings.get("learned.selects_examples")),
     )
 

@@ -49,6 +49,7 @@ class Scoring:
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
     num_judged: int  # number of evaluations whose mean is the score
     questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
+    no_evaluation: str = ""  # why TRAINING although the baseline was evaluated
 
     @property
     def runs(self) -> list[Run]:
@@ -85,15 +86,18 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     every = [run for _, rows in kept for run, _ in rows]
     tables = [table for _, rows in kept for _, table in rows]
     questions = tuple(sorted(reference.intersection(*tables)))
-    if not questions or not any(arm is baseline for arm, _ in kept):
-        return _by_training_reward(arms)
+    if not any(arm is baseline for arm, _ in kept):
+        why = f"most evaluation questions of {baseline.name} have no score"
+        return _by_training_reward(arms, why)
+    if not questions:
+        return _by_training_reward(arms, "no evaluation question has a score in every run")
     lost = {run for run, why in left_out if why == _MOSTLY_UNSCORED}
     scored = tuple(_scored_arm(*one, questions, lost, num_judged) for one in kept)
     judged = _versions_in_words(every, num_judged)
     return Scoring(HELD_OUT, judged, scored, tuple(left_out), num_judged, questions)
 
 
-def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
+def _by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> Scoring:
     scored: list[ScoredArm] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
@@ -102,7 +106,7 @@ def _by_training_reward(arms: Sequence[Arm]) -> Scoring:
         if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
             scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
     judged = _last_steps_in_words([run for one in scored for run in one.runs])
-    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1)
+    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, no_evaluation=no_evaluation)
 
 
 def _scored_arm(

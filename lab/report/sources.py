@@ -30,7 +30,9 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
         sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():
             if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(found):
-                notes.append(f"{num_broken} files in {sweep.jobs} cannot be read.")
+                notes.append(
+                    f"{num_broken} file{'s' * (num_broken > 1)} in {sweep.jobs} cannot be read."
+                )
             info = sweep.read_info()
             texts = {k: text or printable(str(info.get(k) or "")) for k, text in texts.items()}
         elif not found:

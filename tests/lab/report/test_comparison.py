@@ -82,6 +82,31 @@ def test_without_evaluations_the_training_reward_counts_and_the_report_says_so()
     assert "measured on different examples" in comparison.notes[0]
 
 
+def test_the_training_reward_counts_if_no_question_is_scored_and_the_report_says_why():
+    rewards = (0.5, 0.51, 0.52)
+    first, last = [0.5, 0.5, None, None], [None, None, 0.5, 0.5]
+    for scored, why in (
+        ([[None] * 4] * 3, "most evaluation questions of a have no score"),
+        ([first, last, first], "no evaluation question has a score in every run"),
+    ):
+        runs = [run(scored[i], rewards=[rewards[i]] * 20, seed=i) for i in range(3)]
+        comparison = compare([Arm("a", "a", tuple(runs)), arm("b", rewards=rewards)])
+        assert comparison.scoring.measure == TRAINING
+        assert comparison.notes[0].endswith(f"because {why}.")
+    unscored = Arm("a", "a", (run([None] * 4),))
+    with pytest.raises(NothingToCompare, match="a has no training reward, and most evaluation"):
+        compare([unscored, arm("b", rewards=rewards)], baseline="a")
+
+
+def test_the_share_of_unscored_training_rollouts_is_named():
+    plain, lossy = arm("a", rewards=(0.5, 0.51, 0.52)), arm("b", rewards=(0.7, 0.71, 0.72))
+    assert not any("Training rollouts" in note for note in compare([plain, lossy]).notes)
+    shares = zip(lossy.runs, (0.0, 0.1, 0.2), strict=True)
+    lossy = replace(lossy, runs=tuple(replace(one, unscored_share=x) for one, x in shares))
+    note = next(note for note in compare([plain, lossy]).notes if "Training rollouts" in note)
+    assert note.startswith("Training rollouts without a score: b 10.0 %.")
+
+
 def test_the_training_reward_is_that_of_the_last_steps():
     assert run(rewards=range(20)).training_reward == 14.5
     smooth = run(rewards=range(20)).training.smoothed(4)
@@ -124,7 +149,7 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     assert any("Only the 12 questions" in note for note in comparison.notes)
 
 
-def test_runs_of_one_arm_with_different_code_are_named(three_arms):
+def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
     runs = three_arms[0].runs
     same = {"losses/a.py": ("1",), "losses/b.py": ("1",)}
     edited = {"losses/a.py": ("2",), "mine.py": ("1",)}  # b.py is unknown: another dry call
@@ -133,15 +158,19 @@ def test_runs_of_one_arm_with_different_code_are_named(three_arms):
         three_arms[0],
         runs=tuple(replace(one, code=code) for one, code in zip(runs, codes, strict=True)),
     )
-    others = tuple(replace(one, code={"c.py": ("1", "2")}) for one in three_arms[1].runs)
+    code = {"c.py": ("1", "2"), "mine.py": ("2",), "losses/b.py": ("1",)}
+    others = tuple(replace(one, code=code, commit="abc") for one in three_arms[1].runs)
     three_arms[1] = replace(three_arms[1], runs=others)  # resumed with other code
     notes = [note for note in compare(three_arms).notes if "different versions" in note]
     assert notes == [
-        "The runs of grpo used different versions of losses/a.py: compare the copies in code/ of "
-        "their folders.",
-        "The runs of cispo used different versions of c.py: compare the copies in code/ of their "
-        "folders.",
+        "The runs used different versions of c.py, losses/a.py, mine.py: compare the copies in "
+        "code/ of their folders.",
     ]
+    assert not any("commits" in note for note in compare(three_arms).notes)  # one commit is known
+    last = Arm(
+        "x", "x", tuple(replace(one, commit="0123456789") for one in arm("x", scores(1)).runs)
+    )
+    assert "The runs used 2 commits: 0123456, abc." in compare([*three_arms, last]).notes
 
 
 def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):

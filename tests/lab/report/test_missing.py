@@ -47,6 +47,7 @@ def test_unscored_rollouts_do_not_make_an_equal_arm_better_or_worse(lost, counte
     notes = " ".join(comparison.notes)
     assert f"left out: cispo {cispo.num_unscored} of 1280." in notes
     assert "No decision about cispo: the difference is not significant if unscored" in notes
+    assert (cispo.seeds_needed, what_is_visible(comparison)) == (None, "")  # seeds do not help
 
 
 def test_a_difference_larger_than_the_unscored_rollouts_allow_is_still_decided():
@@ -181,6 +182,8 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     assert ended_early(comparison) == ""
     assert result(comparison, "cispo").decision == "better"
     assert comparison.notes[0].startswith("2 runs have not ended: the p-values are valid only when")
+    fewer = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, more[0]))])
+    assert fewer.notes[0].startswith("1 run has not ended: ")
 
 
 def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
@@ -200,7 +203,10 @@ def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
     once, often = (result(comparison, "cispo") for comparison in (planned, grown))
     assert often.p_value == pytest.approx(4 * 5 * once.p_value)
     assert (once.decision, often.decision) == ("better", "cannot tell")
+    assert often.visible_difference > 1.5 * once.visible_difference
+    assert (once.seeds_needed, often.seeds_needed) == (9, 12)  # at looks 2 and 5
     assert "Runs were added 3 times" in grown.notes[0]
+    assert "Runs were added once" in compare(list(arms(1))).notes[0]
     assert "multiplied by up to 20" in grown.notes[0]
     assert not planned.notes
 
@@ -279,3 +285,8 @@ def test_many_arms_are_counted_and_the_best_is_named():
 def test_few_simulated_sweeps_of_equal_arms_name_an_arm(case):
     """The benchmark measures the rates; this only shows that it runs."""
     assert sum(verdicts.judged(case, number)[0] for number in range(4)) <= 1
+
+
+def test_a_difference_that_no_look_shows_is_not_called_without_care_either():
+    """The adjusted p-value of the fifth sweep is 1 at some look, which hides the real one."""
+    assert verdicts.judged("grown", 5) == (False, False)

@@ -155,6 +155,9 @@ def test_the_charts_are_drawn_and_nothing_is_fetched(sweep):
             page.wait_for_selector("#curves svg")
             ends = "n => Math.max(...n.map(one => one.getBoundingClientRect().right))"
             assert page.eval_on_selector_all(".interval, .decision, #curves svg", ends) <= width
+            page.eval_on_selector(".settings", "one => { one.parentElement.scrollLeft = 9999 }")
+            left = page.eval_on_selector(".settings td", "one => one.getBoundingClientRect().left")
+            assert left >= 0  # the names of the settings stay visible
             lines = "one => one.clientHeight / parseFloat(getComputedStyle(one).lineHeight)"
             assert page.eval_on_selector(".conclusion", lines) <= 3.01
         browser.close()

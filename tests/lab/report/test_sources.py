@@ -2,11 +2,13 @@
 
 import fcntl
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lab.report.arms import arms_of
+from lab.report.comparison import compare
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
@@ -56,6 +58,25 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     }
 
 
+def test_a_job_that_failed_before_its_folder_existed_is_not_lost_and_keeps_its_seed(tmp_path):
+    folders = made_arm(tmp_path / "runs", "loss=grpo", seeds=3)
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    refused = {"overrides": ["loss=grpo", "seed=7"], "error": "no such key"}
+    for number, folder in enumerate([None, str(tmp_path / "runs" / "refused")], 97):
+        job = json.dumps(refused | {"folder": folder})
+        (sweep / "jobs" / f"000{number}.json").write_text(job)
+    gone = {"overrides": ["loss=grpo", "seed=8"], "error": None, "folder": str(tmp_path / "gone")}
+    (sweep / "jobs" / "00099.json").write_text(json.dumps(gone))
+    (grpo,) = arms_of(read(sweep))
+    assert [run.seed for run in grpo.runs if not run.finished] == ["7", "7", "8"]
+    assert [run.name for run in grpo.ended_early] == ["gone"]  # it was done and is deleted
+    comparison = compare([grpo])
+    assert [run.name for run in comparison.baseline.lost] == ["gone"]
+    assert not any("not ended" in note for note in comparison.notes)
+    repeated = replace(grpo.runs[0], seed=8)
+    assert not replace(grpo, runs=(*grpo.runs, repeated)).ended_early
+
+
 def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     folders = made_arm(tmp_path / "runs", "loss=dapo", seeds=2)
     folder = RunFolder(folders[0])
@@ -73,7 +94,7 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     read_again = sources.runs[0].evaluations[20]
     assert read_again.num_broken == 2
     assert len(read_again.scores) == NUM_QUESTIONS  # question 3 has another rollout
-    assert "1 files in" in sources.notes[0]
+    assert "1 file in" in sources.notes[0]
     assert "nowhere holds neither a sweep" in sources.notes[1]
 
 
