@@ -366,6 +366,18 @@ def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(capl
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_a_model_in_which_the_check_fails_computes_plain_rows(monkeypatch, caplog):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+
+    def forward(*args, **kwargs):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(model.base_model, "forward", forward)
+    share_prefixes(model)
+    assert "no such kernel" in caplog.text
+    assert not shares_prefixes(model)
+
+
 def test_dropout_of_an_adapter_is_refused_too(tmp_path, caplog):
     model = load_model(tiny_policy.model_folder(tmp_path), torch.float32, 0)
     knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
