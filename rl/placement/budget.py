@@ -1,7 +1,7 @@
 """Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
 
 Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
-exceeds the memory of a host. A GPU cannot swap, so there the whole estimate counts. The error
+exceeds the memory of a host. A GPU cannot swap, so there 93 % of the estimate count. The error
 message shows the sum. Memory that other programs use now is ignored, because they may end soon. The
 printed plan warns if the whole estimate exceeds the memory.
 """
@@ -17,6 +17,7 @@ from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
 _REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds a host's memory
+_REFUSED_GPU_SHARE = 0.93  # the same for the memory of a GPU
 _LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
@@ -73,8 +74,10 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
     return run
 
 
-def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
-    """Yield a message, with the sum, for each GPU and each host whose memory is too small."""
+def gpu_excess(
+    processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
+) -> Iterator[str]:
+    """Yield a message, with the sum, for each GPU that `share` of the estimate exceeds."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -86,12 +89,17 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             }
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if taken > limit:
+            if share * taken > limit:
                 terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
                     f"{gib(taken)} GiB: {terms}"
                 )
+
+
+def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
+    """Yield a message, with the sum, for each GPU and each host whose memory is too small."""
+    yield from gpu_excess(processes, hosts, run, _REFUSED_GPU_SHARE)
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
         if host.memory is not None and _REFUSED_SHARE * taken > host.memory:

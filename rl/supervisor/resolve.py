@@ -9,6 +9,7 @@ for_model    sets vLLM's memory for a known model        rl/placement/budget.py
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Self
 
 from rl.cluster.host import Hosts
@@ -17,7 +18,7 @@ from rl.config.schema import ConfigError, Run, as_config_error
 from rl.config.transport import NO_ADAPTED_EXPERTS
 from rl.model.lora import check_targets
 from rl.model.shape import Shape
-from rl.placement.budget import fitted, process_memory
+from rl.placement.budget import fitted, gpu_excess, process_memory
 from rl.placement.installed import device_problem
 from rl.placement.page import plan_page
 from rl.placement.placement import Plan, placement
@@ -48,7 +49,10 @@ class Resolved:
             return self, plan_page(self.plan, None, self.machines)
         run = fitted(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)
-        return replace(self, run=run), plan_page(self.plan, memory, self.machines)
+        page = plan_page(self.plan, memory, self.machines)
+        for excess in islice(gpu_excess(memory, self.machines, run), 1):
+            page += f"\nthe run may fail (estimates are up to 15 % off): {excess}"
+        return replace(self, run=run), page
 
 
 def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -> Resolved:

@@ -1,6 +1,7 @@
 """The memory that a plan takes, and the refusal where there is too little."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -151,6 +152,18 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
         ConfigError, match=r"the machine has 8\.0 GiB: trainer [\d.]+ = optimizer 45"
     ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
+
+
+@pytest.mark.parametrize(("share", "ends"), [(1.01, ""), (0.97, "may fail"), (0.9, "refused")])
+def test_a_gpu_that_the_estimate_exceeds_by_a_little_is_warned_of_and_by_more_refused(share, ends):
+    own = ("trainer.ranks=1", "trainer.tokens_per_micro_batch=1024", "inference.devices=[1]")
+    taken = planned(gpus(2, 800), *own)[1][-1].need.on_device
+    machine = [replace(gpus(2, 80)[0], device_memory=int(share * taken))]
+    if ends == "refused":
+        with pytest.raises(ConfigError, match=r"GPU 0 has [\d.]+ GiB for trainer, which need"):
+            planned(machine, *own)
+    else:
+        assert ("the run may fail" in planned(machine, *own)[2]) == bool(ends)
 
 
 def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
