@@ -42,7 +42,7 @@ from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
 from rl.learner.weight_gradients import linear
 from rl.model.lora import has_adapter
-from rl.model.shared_prefixes import states_before
+from rl.model.shared_prefixes import shares_prefixes, states_before
 from rl.records import RankBatch
 
 ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
@@ -118,6 +118,7 @@ class Critic:
         self._options, self._ranks, self._max_steps = options, setting.ranks, setting.max_steps
         model = setting.load()
         self._has_adapter, half = has_adapter(model), model.dtype == torch.bfloat16
+        self.shares_prefixes = shares_prefixes(model)
         module = ValueModule(model)
         self._engine = start_engine(
             module,

@@ -65,7 +65,6 @@ class Learner:
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
         model = load_trained(run, self._model)
-        self.shares_prefixes = shares_prefixes(model)  # whether equal beginnings are computed once
         self.policy = Policy(
             model,
             build(run.optim)(),
@@ -80,6 +79,10 @@ class Learner:
         )
         self._reference = self._load_reference()
         self._critic = self._load_critic()
+        # A model that computes padded rows needs a plan by padded tokens, or memory runs out.
+        self.shares_prefixes = shares_prefixes(model) and all(
+            part.shares_prefixes for part in (self._reference, self._critic) if part
+        )
         self._objective = Objective(
             build(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )

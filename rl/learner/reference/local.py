@@ -22,7 +22,7 @@ from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
-from rl.model.shared_prefixes import share_prefixes
+from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.runtime.failure import RunFailed
 
 _FILE = "reference.safetensors"
@@ -93,6 +93,7 @@ class _ReferenceCopy(Reference):
         device = setting.policy.ranks.device
         if setting.share_prefixes:
             share_prefixes(model)
+        self.shares_prefixes = shares_prefixes(model)
         module = PolicyModule(model, chunk=setting.logprob_chunk, head_dtype=setting.head_dtype)
         self._module = module.to(device).eval()
         self._module.requires_grad_(False)

@@ -39,6 +39,7 @@ class PerEnvironment:
 class _Teachers(Reference):
     def __init__(self, teachers: Mapping[str, Reference]) -> None:
         self._teachers = teachers
+        self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
         # Call every teacher for every micro-batch, if necessary with an empty row. Under ZeRO-3

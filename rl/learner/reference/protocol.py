@@ -16,6 +16,9 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
+    # Whether the memory of `score` follows from distinct tokens, and not from padded rows.
+    shares_prefixes: bool = True
+
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
         """Return logprobs of all completion tokens at the sampler's temperature."""
         raise NotImplementedError

@@ -1,6 +1,7 @@
 """References: the initial policy and how it is refreshed, a teacher's tokenizer and its server."""
 
 import json
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_a_teacher_scores_the_completion_tokens_and_never_changes(folder):
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
     assert not found.requires_grad
     torch.testing.assert_close(teacher.score([batch()])[0].logprobs, found, rtol=0, atol=0)
+
+
+def test_a_teacher_that_computes_padded_rows_asks_for_a_plan_by_padded_tokens(folder, tmp_path):
+    noisy = shutil.copytree(folder, tmp_path / "noisy")
+    config = json.loads((noisy / "config.json").read_text())
+    (noisy / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    given = replace(setting(folder), share_prefixes=True)
+    both = PerEnvironment(teachers={"words": frozen(folder), "maths": frozen(noisy)})
+    assert frozen(folder).start(given).shares_prefixes
+    assert not frozen(noisy).start(given).shares_prefixes
+    assert not both.start(given).shares_prefixes
 
 
 @pytest.mark.parametrize("key", ["model", "added_tokens"])

@@ -1,5 +1,7 @@
 """What surrounds a step, compared with plain torch: references, penalties, several updates."""
 
+import json
+import shutil
 from dataclasses import replace
 from functools import partial
 
@@ -324,6 +326,12 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
 
     bare = start("reference=initial", "correction=tis_token")
     assert bare._reference is None  # nothing reads it
+    noisy = shutil.copytree(setup.sources["float32"], setup.new_folder(), dirs_exist_ok=True)
+    tiny.exact_model(noisy, seed=5).float().save_pretrained(noisy)
+    config = json.loads((noisy / "config.json").read_text())
+    (noisy / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
+    taught = start("loss=ppo_clip_kl", "reference=model", f"reference.path={noisy}")
+    assert (bare.shares_prefixes, taught.shares_prefixes) == (True, False)
     assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
     steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
     one = start(*steered)
