@@ -4,6 +4,7 @@ N: number of completion tokens of a micro-batch, B: number of its rows.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,43 +15,74 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, write_lines
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """The recorded rows of a micro-batch."""
+
+    update: int
+    ids: list[str]
+    rows: list[int]
+    lengths: list[int]
+    columns: dict[str, np.ndarray]  # [N] each
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column; NaN if the loss returned this metric only for other micro-batches."""
+        return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
+
+
 class StepRecord:
     """The per-token results of one step on one rank."""
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        self._observations: list[tuple[int, int, dict[str, Tensor]]] = []
+        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # on the GPU
+        self._recorded: list[_Recorded] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the token results of one micro-batch; the learner calls this as its `Observer`."""
+        if self._of_update and self._of_update[-1][0] != update:
+            self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
-        self._observations.append((update, number, dict(tokens)))
+        if any(self._record_ids(number)):
+            self._of_update.append((update, number, dict(tokens)))
+
+    def _record_ids(self, number: int) -> list[str]:
+        """Return the record id of each row of a micro-batch, "" if the row is not recorded."""
+        rollouts = self._batch.micro_batches[number].rollout_ids
+        return [self._batch.record_ids[i] if i >= 0 else "" for i in rollouts]
+
+    def _copy(self) -> None:
+        """Copy the tokens of the recorded rows from the GPU, and release the rest."""
+        for update, number, tokens in self._of_update:
+            micro, ids = self._batch.micro_batches[number], self._record_ids(number)
+            is_recorded = np.array(list(map(bool, ids)))  # [B]
+            counts = micro.completion_mask.sum(1)  # [B]
+            # Stack the tensors, because one copy from the GPU is faster than many.
+            values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
+            chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
+            self._recorded.append(
+                _Recorded(
+                    update,
+                    list(filter(None, ids)),
+                    micro.row_numbers[is_recorded].tolist(),
+                    counts[is_recorded].tolist(),
+                    dict(zip(tokens, chosen, strict=True)),
+                )
+            )
+        self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
         """Write the token results of the recorded rows to a file, even if no row is recorded."""
-        names = list(dict.fromkeys(name for *_, tokens in self._observations for name in tokens))
-        ids: list[str] = []
-        rows: list[int] = []
-        updates: list[int] = []
-        lengths: list[int] = []
-        columns: dict[str, list[np.ndarray]] = {name: [] for name in names}
-        for update, number, tokens in self._observations:
-            micro = self._batch.micro_batches[number]
-            record_ids = [self._batch.record_ids[i] if i >= 0 else "" for i in micro.rollout_ids]
-            recorded = np.array([bool(id) for id in record_ids])  # [B]
-            counts = micro.completion_mask.sum(1)  # [B]
-            ids += filter(None, record_ids)
-            rows += micro.row_numbers[recorded].tolist()
-            updates += [update] * int(recorded.sum())
-            lengths += counts[recorded].tolist()
-            chosen = np.repeat(recorded, counts)  # [N]
-            # Stack the tensors, because one copy from the GPU is faster than many.
-            values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
-            by_name = dict(zip(tokens, values[:, chosen], strict=True))
-            # Use NaN if the loss returned this metric only for other micro-batches.
-            absent = np.full(chosen.sum(), np.nan, np.float32)
-            for name in names:
-                columns[name].append(by_name.get(name, absent))
-        flat = {name: np.concatenate(each) for name, each in columns.items()}
-        lines = Lines(ids, rows, lengths, flat, updates)
+        self._copy()
+        names = dict.fromkeys(name for each in self._recorded for name in each.columns)
+        lines = Lines(
+            [id for each in self._recorded for id in each.ids],
+            [row for each in self._recorded for row in each.rows],
+            [length for each in self._recorded for length in each.lengths],
+            {
+                name: np.concatenate([each.column(name) for each in self._recorded])
+                for name in names
+            },
+            [each.update for each in self._recorded for _ in each.ids],
+        )
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)

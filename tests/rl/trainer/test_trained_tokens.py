@@ -1,5 +1,6 @@
 """The rows of its micro-batches that a rank records."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +88,21 @@ def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
     )
     assert np.isnan(values).any()
     assert (values == 1).any()
+
+
+def test_results_of_earlier_updates_and_of_rows_that_are_not_recorded_are_released(tmp_path):
+    groups = forked_groups(num_groups=4)
+    (share,) = shares(groups, groups[:1], 1)
+    step, observed = StepRecord(share), []
+    for update in range(3):
+        for number, micro in enumerate(share.micro_batches):
+            tokens = tokens_of(micro)
+            observed.append((update, weakref.ref(tokens["pi"])))
+            step.observe(update, number, tokens)
+            del tokens
+    kept = [update for update, values in observed if values() is not None]
+    assert set(kept) == {2}
+    assert len(kept) < len(share.micro_batches)
 
 
 def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
