@@ -90,7 +90,7 @@ def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_
     assert push.probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
 
 
-def test_every_probe_is_bounded_and_later_ones_by_the_first_of_the_run(vllm, tmp_path):
+def test_every_probe_is_bounded_and_later_ones_by_the_first(vllm, tmp_path):
     with pytest.raises(RunFailed, match=r"version 1: .* 0.0625, and at most 0.05 is .*\(sync"):
         pusher("shm", vllm).probe(Scorer(0.0625), two_rows(), 1)
     fresh, resumed = pusher("shm", vllm), pusher("shm", vllm, resumed=True)
@@ -104,6 +104,13 @@ def test_every_probe_is_bounded_and_later_ones_by_the_first_of_the_run(vllm, tmp
         small.probe(Scorer(first), two_rows(), 1)
         with pytest.raises(RunFailed, match=rf"at most {bound} is .* adapted to the first probe\)"):
             small.probe(Scorer(0.0625), two_rows(), 2)
+
+
+def test_the_first_probe_after_a_resume_sets_the_bound_of_later_ones(vllm, tmp_path):
+    push = pusher("shm", vllm, resumed=True)
+    push.probe(Scorer(0.0078125), two_rows(), 5)
+    with pytest.raises(RunFailed, match=r"at most 0.0390625 is .* and the first probe\)"):
+        push.probe(Scorer(0.0625), two_rows(), 6)
 
 
 @pytest.mark.parametrize("gap", [float("nan"), float("inf")])
