@@ -1,7 +1,7 @@
 """Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
 
 Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
-exceeds the memory of a host. A GPU cannot swap, so there 93 % of the estimate count. The error
+exceeds the memory of a host. A GPU cannot swap, so there 93 % of the estimate counts. The error
 message shows the sum. Memory that other programs use now is ignored, because they may end soon. The
 printed plan warns if the whole estimate exceeds the memory.
 """

@@ -49,12 +49,12 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|. The first probe sets the later bounds."""
+    """The largest allowed mean |logprob difference|. A process's first probe sets later bounds."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process probed the run, whose result is not stored."""
+        """`resumed`: an earlier process did the run's first probe, whose result is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
-        # A resumed run begins with the bound of later probes, because it was probed before.
+        # Trained weights may differ more than initial ones, so a resumed run starts with twice it.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:

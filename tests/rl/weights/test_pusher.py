@@ -109,7 +109,7 @@ def test_every_probe_is_bounded_and_later_ones_by_the_first(vllm, tmp_path):
 def test_the_first_probe_after_a_resume_sets_the_bound_of_later_ones(vllm, tmp_path):
     push = pusher("shm", vllm, resumed=True)
     push.probe(Scorer(0.0078125), two_rows(), 5)
-    with pytest.raises(RunFailed, match=r"at most 0.0390625 is .* and the first probe\)"):
+    with pytest.raises(RunFailed, match=r"at most 0.0390625 is .* to the first probe\)"):
         push.probe(Scorer(0.0625), two_rows(), 6)
 
 
