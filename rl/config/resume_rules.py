@@ -79,7 +79,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def changes(config: Config, saved: Path) -> Iterator[str]:
-    """Yield each difference from the saved configuration or code that refuses a resume."""
+    """Yield why a resume is refused: each difference from the saved configuration or code."""
     try:
         before = load_yaml(RunFolder(saved.parent).read(saved))
     except (OSError, yaml.YAMLError):

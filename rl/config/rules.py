@@ -133,7 +133,7 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
 def offload(config: Config) -> Iterator[str]:
     """Refuse offloading to host memory without ZeRO stage 3.
 
-    Under the other stages DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays there.
+    Otherwise DeepSpeed sums offloaded gradients in bfloat16, and skips all steps after a NaN.
     """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, choice in OFFLOADS.items():

@@ -32,7 +32,7 @@ RUN_METRICS = frozenset(
 class RecordingTensor(Tensor):
     """A field of the made-up tokens that records when its values are used.
 
-    Reading the attribute does not count: `vars(tokens)` and `dataclasses.replace` also read it.
+    Reading the attribute is not recorded, because `dataclasses.replace` reads every field.
     """
 
     field: str
@@ -100,9 +100,9 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    Ratios use old_logprobs if a batch gets several updates. The call that the run will make must
-    work; the other calls only add fields. A loss corrects for the sampler if a small change of
-    rollout_logprobs changes the loss although old_logprobs are given.
+    A run with several updates per batch gives old_logprobs to the loss; other runs do not. The
+    loss is called with and without them, but must work only as this run calls it. A loss that
+    has old_logprobs corrects for the sampler if a change of rollout_logprobs changes its value.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):

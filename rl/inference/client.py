@@ -118,7 +118,7 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # another replica still answers
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
@@ -152,7 +152,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The task was not cancelled. `_close_session` closed the session that its request used.
+            # The task was not cancelled: `_close_session` closed the session of its request.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":

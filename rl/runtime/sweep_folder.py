@@ -88,7 +88,7 @@ class SweepFolder:
     ) -> list[tuple[int, JobRecord]]:
         """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
         records = self.records()
-        # If two processes have recorded the same job, the first record is the job's.
+        # If two processes have recorded the same job, only the first record counts.
         numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
         for overrides in jobs:
             if identity(overrides) not in numbers:
