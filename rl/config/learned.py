@@ -25,7 +25,7 @@ class Learned:
     advantage_by_turn: bool  # whether the advantage returns one number per turn
     advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
-    advantage_compares: bool  # whether the only rollout of a group has the advantage 0
+    advantage_compares: bool  # whether a group's only rollout always gets the advantage 0
     advantage_refuses_negative: bool
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether short and long rollouts weigh the same

@@ -25,7 +25,7 @@ OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "ze
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 _KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
-# The usual form of the names of environment variables that hold keys.
+# The usual form of the name of an environment variable that holds a key.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 

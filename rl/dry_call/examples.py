@@ -21,7 +21,7 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
 ENV_TIMEOUT_S = 2.0
-_MAX_EXAMPLES = 16  # number of examples per pool in the dry call of the order
+_MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
 _ROUNDS = 3
 # environment node -> problems and pools, cached for sweeps; pools are None after a failure.
 _EXAMPLES_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}

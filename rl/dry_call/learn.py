@@ -136,4 +136,4 @@ if __name__ == "__main__":
     sys.path.append(os.getcwd())  # the user's modules; python_module's flag -P omits them
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # an environment's thread may still load data, so do not wait for it
+    os._exit(0)  # do not wait for an environment's thread that still loads data

@@ -1,7 +1,7 @@
 """Dry calls of components that compute with tensors: loss, correction, divergence, critic.
 
 The input has eight made-up tokens of two sequences with several turns. A third sequence has no
-tokens. The importance ratios are near 1, so that no bound is reached. Advantages have both signs.
+tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
 """
 
 import sys

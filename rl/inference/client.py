@@ -33,7 +33,7 @@ _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down n
 
 @dataclass
 class RequestTally:
-    """Counts of retried and failed requests. The client counts, and the rollouts process logs."""
+    """Counts of retried and failed requests. The client counts; the rollouts process logs them."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
@@ -55,7 +55,7 @@ class VLLMClient:
     ) -> None:
         """`model`: the policy's name in vLLM; `timeout`: seconds without data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        # Without a new salt, an external server may use cached blocks of an earlier run's weights.
+        # Without a new cache salt, an external server may reuse key-value blocks of an earlier run.
         self.salt = uuid4().hex[:8]
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
@@ -86,7 +86,7 @@ class VLLMClient:
         """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
 
         `read` raises ValueError if the answer has an unexpected form.
-        `n`: number of completions in the request. The router balances these between replicas.
+        `n`: number of completions in the request, which the router counts as load of the replica.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
@@ -191,7 +191,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. Its open requests fail and use another replica."""
+        """Close the connections to a replica. Its open requests are sent to another replica."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)

@@ -115,7 +115,7 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            # vLLM starts with random weights. The trainer pushes its own before vLLM samples.
+            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():

@@ -21,7 +21,7 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
-_LIBC = ctypes.CDLL(None)  # a forked child must not load it, because loading acquires locks
+_LIBC = ctypes.CDLL(None)  # a forked child must not load libc, because loading acquires locks
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
@@ -100,7 +100,7 @@ class Reaper:
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
-            bufsize=0,  # a buffer would be lost if this process is killed
+            bufsize=0,  # no buffer, because a killed process loses its content
             start_new_session=True,  # so that Ctrl-C in the terminal does not reach the reaper
         )
         for group in self._groups:

@@ -58,7 +58,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # not a regular file of this folder
+        with suppress(FileNotFoundError):  # skip a path that is no regular file of this folder
             yield str(copy.relative_to(folder)), inside(copy, folder)
 
 

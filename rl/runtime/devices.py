@@ -150,7 +150,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:
-        num_files = len([*devices.glob("nvidia[0-9]*")]) or (devices / "dxg").exists()  # dxg: WSL
+        num_files = len([*devices.glob("nvidia[0-9]*")]) or (devices / "dxg").exists()  # under WSL
         names = [str(number) for number in range(num_files)]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None or not names:

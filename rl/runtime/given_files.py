@@ -77,7 +77,7 @@ def why_unsafe_to_write(folder: Path) -> str:
 
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return ""
-    # On network file systems a new file may belong to another user than that of this process.
+    # On network file systems another user may own the new files of this process. Accept this user.
     with tempfile.TemporaryFile(dir=folder) as new:
         owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
     top = folder.resolve()
