@@ -1,6 +1,6 @@
 """The folder of a sweep: a description of the sweep, and one record per job.
 
-    <folder>/sweep.json        question, command, and settings for the processes of jobs
+    <folder>/sweep.json        question, command, and the cores and GPUs that jobs use
              jobs/00003.json   a job's overrides, run folder and result, written by its process
              logs/00003.log    a job's output, if each job runs in a separate process
 
