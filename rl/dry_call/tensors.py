@@ -101,8 +101,8 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
     A run with several updates per batch gives old_logprobs to the loss; other runs do not. The
-    loss is called with and without them, but must work only as this run calls it. A loss that
-    has old_logprobs corrects for the sampler if a change of rollout_logprobs changes its value.
+    loss is called with and without them, but must work only as this run calls it. A loss
+    corrects for the sampler if its value, despite old_logprobs, depends on rollout_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):

@@ -62,7 +62,7 @@ class Status:
     def doing(self, doing: str) -> Iterator[None]:
         """Set a status while the block runs, then restore the previous status and its start time.
 
-        If the block raises, its status remains, because it shows where the error occurred.
+        If the block raises, the new status remains, because it shows where the error occurred.
         """
         before = self._current
         self.set(doing)
