@@ -157,7 +157,7 @@ def compilation(config: Config) -> Iterator[str]:
 
 
 def rollout_timeout(config: Config) -> Iterator[str]:
-    """Refuse a rollout that may take longer than the other processes wait."""
+    """Refuse a time limit of rollouts that exceeds the time that other processes wait for them."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (

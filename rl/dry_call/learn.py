@@ -31,7 +31,7 @@ def learn(config: Config) -> Learned:
     """Call the components of a configuration and return the facts about them.
 
     Raises:
-        ConfigError: a component raised or returned an unusable value. The message has file and line.
+        ConfigError: a component raised or returned an unusable value; the message names the line.
     """
     from rl.config.build import build, component
     from rl.dry_call import examples, rewards, tensors
