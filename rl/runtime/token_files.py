@@ -15,10 +15,10 @@
         pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
 rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
-was not trained: its group was rejected, its rollout was cut off, or each token had weight 0. A
-file has no column for a quantity that the run does not compute. A file without the column `update`
-is from an older version, which recorded the first update only. A file is complete or absent. A
-resumed run that repeats a step replaces the files of that step.
+was not trained: its group was rejected, its rollout was cut off, or all tokens of the step had the
+weight 0. A file has no column for a quantity that the run does not compute. A file without the
+column `update` is from an older version, which recorded the first update only. A file is complete
+or absent. A resumed run that repeats a step replaces the files of that step.
 """
 
 import logging
