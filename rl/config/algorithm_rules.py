@@ -28,7 +28,7 @@ NEUTRAL_SAMPLING = {
 
 
 def groups_of_equal_rewards(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse equal rewards in every group if the advantage compares the rollouts of a group."""
+    """If the advantage compares rewards in a group, refuse options that make all of them equal."""
     sampler = config["sampler"]["_target_"]
     if not learned.advantage_compares:
         return
@@ -235,7 +235,7 @@ def one_per_environment(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def critic(config: Config, learned: Learned) -> Iterator[str]:
-    """If there is a critic, require a loss that reads advantages, and refuse other advantages."""
+    """Require a loss that reads the critic's advantages; refuse options that compute others."""
     kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
     if not fact(kind, "estimates", True):
         return

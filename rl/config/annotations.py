@@ -84,7 +84,7 @@ def _evaluate(text: str, module: Module) -> Any:
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any
-    return _evaluate(kind, module) if isinstance(kind, str) else kind  # str: a quoted annotation
+    return _evaluate(kind, module) if isinstance(kind, str) else kind  # if the annotation is quoted
 
 
 def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:

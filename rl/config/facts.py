@@ -60,7 +60,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return a constant from the source of a class or its bases, or of a function's file."""
+    """Return the constant `name` of a class or its bases, or of the file of a function."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 

@@ -21,15 +21,15 @@ class Learned:
     loss_weighs_sequences: bool  # whether the loss's file contains PER_SEQUENCE = True
     loss_corrects: bool  # whether the loss, given old_logprobs, also reads rollout_logprobs
     correction_is_neutral: bool  # whether the correction leaves every weight at 1
-    divergence_is_linear: bool  # whether the gradient is the same for every token
+    divergence_is_linear: bool  # whether the divergence's gradient is the same for every token
     advantage_by_turn: bool  # whether the advantage returns one number per turn
     advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
-    advantage_compares: bool  # whether the only rollout of a group has the advantage 0
+    advantage_compares: bool  # whether a group's only rollout always gets the advantage 0
     advantage_refuses_negative: bool
     aggregation_takes_turns: bool
-    aggregation_weighs_sequences: bool  # whether rollouts of any length weigh the same
-    truncation_lowers_rewards: bool  # whether a reward of 0 may become negative
+    aggregation_weighs_sequences: bool  # whether short and long rollouts weigh the same
+    truncation_lowers_rewards: bool  # whether the truncation can make a reward of 0 negative
     selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
 
     @staticmethod

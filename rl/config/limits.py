@@ -1,4 +1,4 @@
-"""Pairs of options that must be in order, and keys that deepspeed and inference.args must not set.
+"""Check the order of pairs of options, and the keys that deepspeed and inference.args must not set.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 

@@ -24,11 +24,11 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a configuration mapping; a float option may be an int."""
+        """Return the typed node of a configuration mapping. A float field accepts an int."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def stated(self, name: str, default: Any = None) -> Any:
-        """Return the value of `name` in the node, else in the target's class, else the default."""
+        """Return the node's value of `name`, else the target's constant `name`, or the default."""
         return self.node[name] if name in self.node else fact(self["_target_"], name, default)
 
     def plain(self) -> Node:

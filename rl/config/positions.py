@@ -1,4 +1,4 @@
-"""Read the longest row that a model supports from its config.json, or from its adapter's base."""
+"""Read how long a model's rows may be. An adapter has the limit of its base model."""
 
 from contextlib import suppress
 from pathlib import Path

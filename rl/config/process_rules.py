@@ -32,7 +32,7 @@ def time_limit(config: Config) -> Iterator[str]:
 
 
 def debugging(config: Config) -> Iterator[str]:
-    """Require one rank on this machine for trainer.debug, because one debugger reads a terminal."""
+    """Require one rank on this machine for trainer.debug, as only one can read the terminal."""
     if not config["trainer"]["debug"]:
         return
     if (ranks := config["trainer"]["ranks"]) not in (None, 1):

@@ -26,7 +26,7 @@ _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned"),  # they do not affect training
+    *("output_dir", "learned"),  # neither affects training
     "max_steps",
     "max_time",
     "stop_when",
@@ -79,7 +79,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def changes(config: Config, saved: Path) -> Iterator[str]:
-    """Yield each difference from the saved configuration or code that refuses a resume."""
+    """Yield why a resume is refused: each difference from the saved configuration or code."""
     try:
         before = load_yaml(RunFolder(saved.parent).read(saved))
     except (OSError, yaml.YAMLError):

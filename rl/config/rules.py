@@ -25,7 +25,7 @@ OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "ze
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 _KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
-# The usual form of the names of environment variables that hold keys.
+# The usual form of the name of an environment variable that holds a key.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
@@ -133,7 +133,7 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
 def offload(config: Config) -> Iterator[str]:
     """Refuse offloading to host memory without ZeRO stage 3.
 
-    Under the other stages DeepSpeed sums offloaded gradients in bfloat16, and a NaN stays there.
+    Otherwise DeepSpeed sums offloaded gradients in bfloat16, and skips all steps after a NaN.
     """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, choice in OFFLOADS.items():
@@ -157,7 +157,7 @@ def compilation(config: Config) -> Iterator[str]:
 
 
 def rollout_timeout(config: Config) -> Iterator[str]:
-    """Refuse a rollout that may take longer than the other processes wait."""
+    """Refuse a time limit of rollouts that exceeds the time that other processes wait for them."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (

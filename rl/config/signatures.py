@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_MIN_SIMILARITY = 1.2  # of a suggested word; equal words have the similarity 2
+_MIN_SIMILARITY = 1.2  # the least similarity of a suggested word; equal words have 2
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -64,7 +64,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     def similarity(other: str) -> tuple[float, float]:
         order = difflib.SequenceMatcher(None, word, other).ratio()
         letters = difflib.SequenceMatcher(None, sorted(word), sorted(other)).ratio()
-        return order + letters, letters  # `letters` is high for exchanged letters, as in gpro
+        return order + letters, letters  # `letters` is 1 if only the order differs, as in gpro
 
     closest = max(known, key=similarity, default="")
     return f": did you mean {closest}?" if similarity(closest)[0] >= _MIN_SIMILARITY else ""
@@ -156,7 +156,7 @@ def read(target: str) -> Options:
         return _parameters(module, definition)
     made = _method(module, definition, "__init__") or {}
     later = _method(module, definition, "configure") or {}
-    # If both methods have an option, the constructor receives it.
+    # If both methods have an option of the same name, only the constructor receives it.
     return {key: replace(option, configured=True) for key, option in later.items()} | made
 
 

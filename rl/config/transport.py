@@ -35,7 +35,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender that `sync` names; sync=auto chooses the smallest exact weight push."""
+    """Return the sender of `sync`. sync=auto chooses the one that sends least data without loss."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen

@@ -115,7 +115,7 @@ class DryCall:
         assert self._child is not None
         try:
             status = self._child.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:  # native code can block the child's own timer
+        except subprocess.TimeoutExpired:  # the child's own timer cannot interrupt native code
             self._child.kill()
             status = self._child.wait()
         try:
@@ -133,7 +133,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a configuration that affects its dry call, without seed and folder."""
+    """Return the keys of a configuration that affect its dry call, which seed and folder do not."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 
@@ -151,7 +151,7 @@ def _file_stamp(file: str) -> list[int]:
 
 def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
     """Return the cached answer if none of its source files has changed, else None."""
-    # TypeError: the answer of another version of offbyone has other keys.
+    # An answer cached by another version of offbyone may have other keys, which raises TypeError.
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(_cache_file(config).read_text())
         if all(_file_stamp(file) == then for file, then in kept["files"].items()):

@@ -21,7 +21,7 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
 
 ENV_TIMEOUT_S = 2.0
-_MAX_EXAMPLES = 16  # number of examples per pool in the dry call of the order
+_MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
 _ROUNDS = 3
 # environment node -> problems and pools, cached for sweeps; pools are None after a failure.
 _EXAMPLES_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
@@ -62,7 +62,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def _require_methods(made: object, base: type, methods: Sequence[str]) -> None:
-    """Raise BadResult if a method is missing, because some methods run only after a resume."""
+    """Raise BadResult if a method is missing. A run calls some methods only when it resumes."""
     if missing := [name for name in methods if not callable(getattr(made, name, None))]:
         names = " and no ".join(f"{name}()" for name in missing)
         raise BadResult(f"has no {names}: derive from {base.__module__}.{base.__qualname__}")
@@ -118,7 +118,7 @@ def were_read(node: Any) -> bool:
 
 
 def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return the problems of an environment's examples, and its pools or None after a failure."""
+    """Read an environment's pools. Return the problems, and the pools or None after an error."""
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
@@ -132,12 +132,12 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # the environment set a signal handler in this thread
+            except ValueError as error:  # Python allows signal handlers only in the main thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that files that this imports are known to the cache, too.
+        # Draw a demonstration, because the cache must know all files that the environment imports.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

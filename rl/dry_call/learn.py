@@ -31,7 +31,7 @@ def learn(config: Config) -> Learned:
     """Call the components of a configuration and return the facts about them.
 
     Raises:
-        ConfigError: a component raised, or returned an unusable value; with file and line.
+        ConfigError: a component raised or returned an unusable value; the message names the line.
     """
     from rl.config.build import build, component
     from rl.dry_call import examples, rewards, tensors
@@ -84,7 +84,7 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Import these without a call. Skip targets in `rl`: they are tested, and imports take seconds.
+    # Import `others` but do not call them. Skip those in `rl`, which are tested and import slowly.
     others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
     nodes = {g: config[g] for g in others if not config[g]["_target_"].startswith("rl.")} | called
     built = {}
@@ -107,7 +107,7 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 def _answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # Repeat the alarm, because `Report.calling` turns the first TimeoutError into a problem.
+    # Repeat the alarm: `Report.calling` records a TimeoutError, and then the dry call goes on.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
         return {"learned": asdict(learn(config)), "read_env": examples.were_read(config["env"])}
@@ -133,7 +133,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.getcwd())  # the user's modules; see python_module
+    sys.path.append(os.getcwd())  # the user's modules; python_module's flag -P omits them
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
-    os._exit(0)  # an environment's thread may still load data, so do not wait for it
+    os._exit(0)  # do not wait for an environment's thread that still loads data

@@ -1,4 +1,4 @@
-"""Report errors of user code in a dry call: value, remedy, file and line."""
+"""Report errors of user code in a dry call, each with its value, remedy, file and line."""
 
 import inspect
 import json
@@ -46,7 +46,7 @@ class Report:
 
 
 def unwrapped(made: Any) -> Any:
-    """Return the user's function or class without its partials, decorators and instances."""
+    """Return the function or class behind partials and decorators, or the class of an instance."""
     while hasattr(made, "func"):
         made = made.func
     made = inspect.unwrap(made) if callable(made) else made

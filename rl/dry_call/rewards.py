@@ -54,7 +54,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # The first reward is not 0, so that a group of one shows whether a baseline is subtracted.
+    # The first reward is not 0, so a group of one gets the advantage 0 only from a baseline.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -96,7 +96,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
 
 
 def _per_unit(group: ScoredGroup, unit: str) -> list[Any]:
-    """Return the reward of each rollout, the list of its turns, or a 0 for each of its tokens."""
+    """Return each rollout's reward, its turns' rewards, or one 0 per token, depending on `unit`."""
     if unit == "rollout":
         return list(group.rewards)
     if unit == "turn":
@@ -133,9 +133,9 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Raise BadResult unless `result` has a number per item of `given`, or per `part` of an item.
+    """Raise BadResult unless `result` has one finite number for each item of `given`.
 
-    `given` holds a list of parts per item if `part` names them, for example turns.
+    With `part`, such as "turn", each item is a list, and each list entry needs a number.
     """
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):

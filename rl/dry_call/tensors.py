@@ -1,7 +1,7 @@
 """Dry calls of components that compute with tensors: loss, correction, divergence, critic.
 
 The input has eight made-up tokens of two sequences with several turns. A third sequence has no
-tokens. The importance ratios are near 1, so that no bound is reached. Advantages have both signs.
+tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
 """
 
 import sys
@@ -32,7 +32,7 @@ RUN_METRICS = frozenset(
 class RecordingTensor(Tensor):
     """A field of the made-up tokens that records when its values are used.
 
-    Reading the attribute does not count: `vars(tokens)` and `dataclasses.replace` also read it.
+    Reading the attribute is not recorded, because `dataclasses.replace` reads every field.
     """
 
     field: str
@@ -100,9 +100,9 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    Ratios use old_logprobs if a batch gets several updates. The call that the run will make must
-    work; the other calls only add fields. A loss corrects for the sampler if a small change of
-    rollout_logprobs changes the loss although old_logprobs are given.
+    A run with several updates per batch gives old_logprobs to the loss; other runs do not. The
+    loss is called with and without them, but must work only as this run calls it. A loss
+    corrects for the sampler if its value, despite old_logprobs, depends on rollout_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):

@@ -33,7 +33,7 @@ _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down n
 
 @dataclass
 class RequestTally:
-    """Counts of retried and failed requests. The client counts, and the rollouts process logs."""
+    """Counts of retried and failed requests. The client counts; the rollouts process logs them."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
@@ -55,7 +55,7 @@ class VLLMClient:
     ) -> None:
         """`model`: the policy's name in vLLM; `timeout`: seconds without data from vLLM."""
         self._router, self._model, self._timeout = router, model, timeout
-        # Without a new salt, an external server may use cached blocks of an earlier run's weights.
+        # Without a new cache salt, an external server may reuse key-value blocks of an earlier run.
         self.salt = uuid4().hex[:8]
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
@@ -86,7 +86,7 @@ class VLLMClient:
         """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
 
         `read` raises ValueError if the answer has an unexpected form.
-        `n`: number of completions in the request. The router balances these between replicas.
+        `n`: number of completions in the request, which the router counts as load of the replica.
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
@@ -118,7 +118,7 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # only this replica fails
+        if route.num_failed_in_a_row >= _MAX_FAILURES:  # another replica still answers
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
@@ -152,7 +152,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The task was not cancelled. `_close_session` closed the session that its request used.
+            # The task was not cancelled: `_close_session` closed the session of its request.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -191,7 +191,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. Its open requests fail and use another replica."""
+        """Close the connections to a replica. Its open requests are sent to another replica."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)

@@ -39,7 +39,7 @@ class Completion:
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
 
 
-# The fields that are read of vLLM's answer. Decoding into these types takes a fifth of the time of
+# The fields of vLLM's answer that we read. Decoding into these types takes a fifth of the time of
 # decoding into dictionaries, which matters because an answer has a logprob for every token.
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float

@@ -1,7 +1,7 @@
 """External vLLM servers. A run sends requests and weights to them but never starts or stops them.
 
-The user starts each server with serve_external.py. That program gives vLLM our plugin, which
-receives the weights, and the routes that pause vLLM and report policy versions.
+The user starts each server with serve_external.py. That program adds to vLLM the routes
+that pause it and report policy versions, and our plugin, which receives the weights.
 """
 
 import os
@@ -71,7 +71,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot be used for a model folder; None: the server can.
+    """Return why a running server cannot be used for a model folder, or None if it can be used.
 
     The server's weights are not compared, because the first push replaces them. vLLM itself rejects
     weights of another architecture.

@@ -2,7 +2,7 @@
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
     LoRA adapter    load_adapter, start_update once; then pause -> update -> set_version -> resume
-    no push         set_version
+    no trainer      set_version
 
 `rl/inference/client.py` has the requests that sample tokens.
 """

@@ -1,4 +1,4 @@
-"""Program that starts a vLLM for a run with inference=external. Other arguments are vLLM's flags.
+"""Start a vLLM for a run with inference=external: give its run folder, a URL, then vLLM's flags.
 
 The program reads the model, max_seq_len and the LoRA adapter from the config in the run folder, so
 start train.py first: it writes the folder and waits for the server. On a TCP port, every request

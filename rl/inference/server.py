@@ -1,8 +1,8 @@
 """The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
 
 A socket needs no port number, so two runs cannot choose the same one. The permissions of its folder
-protect it. On a TCP port every route requires the run's key (key_guard.py), because vLLM's own API
-keys do not protect the routes that load weights.
+protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
+own API keys do not protect the routes that load weights.
 """
 
 import json
@@ -35,7 +35,7 @@ _EXIT_DELAY_S = 0.2  # a dying vLLM closes its connections this long before its 
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 
-# The environment variable of every vLLM that we start; our plugin changes no other vLLM's start.
+# An environment variable of each vLLM of a run. Our plugin changes the start of no other vLLM.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
@@ -65,7 +65,7 @@ class ServedPolicy:
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
-    # limits of the LoRA adapter; None: all weights are pushed
+    # limits of the LoRA adapter, or None if the trainer pushes all weights
     adapter: AdapterLimits | None = None
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
 
@@ -115,7 +115,7 @@ class VLLMServer:
             "disable-uvicorn-access-log": True,
         }
         if not holds_weights(model):
-            # vLLM starts with random weights. The trainer pushes its own before vLLM samples.
+            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -135,7 +135,7 @@ class VLLMServer:
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
-            "PYTHONSAFEPATH": "1",  # like -P, also in the processes that vLLM starts
+            "PYTHONSAFEPATH": "1",  # as python_module's -P, but inherited by vLLM's children
             "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
@@ -178,7 +178,7 @@ def vllm_process(
         run_folder: the folder with the model, the key and the temporary files.
         replica: the name and the address of the vLLM.
         policy: the properties of the policy that vLLM needs.
-        place: environment variables that set vLLM's GPUs and threads; None: the whole machine.
+        place: environment variables that set vLLM's GPUs and threads; None for the whole machine.
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
@@ -256,5 +256,5 @@ def serving(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder that has one vLLM, on a Unix socket (lab, benchmarks)."""
+    """Return the vLLM of a folder that has one vLLM, on a Unix socket, for lab and benchmarks."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

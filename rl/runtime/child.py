@@ -21,13 +21,13 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
-_LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading acquires locks
+_LIBC = ctypes.CDLL(None)  # a forked child must not load libc, because loading acquires locks
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command line of a module of ours, which is not searched in the working folder.
+    """Return the command line that runs a module of ours, never a file in the working folder.
 
-    Without -P a file vllm.py or queue.py in the working folder would replace the library. The
+    Without -P a file vllm.py or queue.py in the working folder would replace the library. Our
     modules append the working folder to sys.path, because it may contain the user's modules.
     """
     return [sys.executable, "-P", "-m", name, *arguments]
@@ -100,7 +100,7 @@ class Reaper:
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
-            bufsize=0,  # a buffer would be lost if this process is killed
+            bufsize=0,  # no buffer, because a killed process loses its content
             start_new_session=True,  # so that Ctrl-C in the terminal does not reach the reaper
         )
         for group in self._groups:

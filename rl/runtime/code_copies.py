@@ -45,7 +45,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
-    """Return the hash of each file's copy by name; several if the file changed during the run."""
+    """Return for each file name the hash of its copy, or several if the file changed in the run."""
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
@@ -58,7 +58,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # not a regular file of this folder
+        with suppress(FileNotFoundError):  # skip a path that is no regular file of this folder
             yield str(copy.relative_to(folder)), inside(copy, folder)
 
 

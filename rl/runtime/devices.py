@@ -146,11 +146,11 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
     nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi gives no answer,
-    the driver's files are counted: their numbers are those of the host.
+    count the driver's files in /dev, because their own numbers are those of the host.
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:
-        num_files = len([*devices.glob("nvidia[0-9]*")]) or (devices / "dxg").exists()  # WSL: dxg
+        num_files = len([*devices.glob("nvidia[0-9]*")]) or (devices / "dxg").exists()  # under WSL
         names = [str(number) for number in range(num_files)]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None or not names:

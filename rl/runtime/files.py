@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.runtime.given_files import inside
 
-_MAX_DEPTH = 64  # maximum nesting of JSON values; json.dumps fails if Python's stack is full
+_MAX_DEPTH = 64  # maximum nesting of JSON values; deeper ones may overflow json.dumps's stack
 _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
 
 

@@ -167,8 +167,8 @@ class RunFolder:
         The files that a failed start leaves are not results, so another start may replace them.
         """
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py ran and wrote this
-        was_searched = self.evaluated.is_file()  # optimize_prompt.py ran and wrote rollouts
+        was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes this file
+        was_searched = self.evaluated.is_file()  # optimize_prompt.py writes this file
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 

@@ -69,15 +69,15 @@ def load_yaml(content: bytes) -> Any:
 def why_unsafe_to_write(folder: Path) -> str:
     """Return why a run must not write into `folder`, or "" if it is safe to write.
 
-    Every path in it must be a regular file or a folder of the user, because a run appends to files,
-    deletes files, and waits for ever if it opens a FIFO. A link must lead to a path in the folder,
+    Every path in `folder` must be a regular file or a folder of the user, because a run appends to
+    files, deletes files, and waits for ever if it opens a FIFO. A link must lead into `folder`,
     except the link `sockets` (PrivateFolder checks its target) and wandb's links to its own logs.
     """
     import tempfile
 
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return ""
-    # On network file systems a new file may belong to another user than that of this process.
+    # On network file systems another user may own the new files of this process. Accept this user.
     with tempfile.TemporaryFile(dir=folder) as new:
         owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
     top = folder.resolve()
@@ -88,7 +88,7 @@ def why_unsafe_to_write(folder: Path) -> str:
     for path in [top, *paths]:
         try:
             status = path.lstat()
-        except FileNotFoundError:  # another process uses the folder, which its lock will show
+        except FileNotFoundError:  # another process uses the folder and has deleted this path
             continue
         if status.st_uid not in owners:
             return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"

@@ -93,7 +93,7 @@ def _parsed(line: bytes) -> Row | None:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not all(map(str.isprintable, row)):  # the terminal shows the names
+    if not all(map(str.isprintable, row)):  # remove escapes, because the terminal shows the names
         row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
-_UNUSED_ADDRESS = ("192.0.2.1", 9)  # in TEST-NET-1 (RFC 5737), so the default route is used
+_UNUSED_ADDRESS = ("192.0.2.1", 9)  # no host has it (RFC 5737), so the default route is used
 
 # Environment variable: the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
@@ -89,7 +89,7 @@ def own_address(interface: str | None = None) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:
-                asked.connect(_UNUSED_ADDRESS)  # chooses a route; for UDP this sends no packet
+                asked.connect(_UNUSED_ADDRESS)  # with UDP this only chooses a route
                 return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)

@@ -17,7 +17,7 @@ _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse thes
 
 
 def program(name: str) -> list[str]:
-    """Return the start of a command line that runs train.py, evaluate.py and so on from here."""
+    """Return how to run `name`: `python train.py` if that file is here, else `offbyone train`."""
     is_here = Path(f"{name}.py").exists()
     return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
 

@@ -62,7 +62,7 @@ class Status:
     def doing(self, doing: str) -> Iterator[None]:
         """Set a status while the block runs, then restore the previous status and its start time.
 
-        If the block raises, its status remains, because it shows where the error occurred.
+        If the block raises, the new status remains, because it shows where the error occurred.
         """
         before = self._current
         self.set(doing)
@@ -108,7 +108,7 @@ def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
 
 
 def training_is_done(run_folder: RunFolder) -> bool:
-    """Return whether rank 0 is "done", which includes an early end with a checkpoint."""
+    """Return whether rank 0 has the status "done", also after an early end with a checkpoint."""
     trainer = read_statuses(run_folder).get("trainer.rank0")
     return trainer is not None and trainer.phase == "done"
 

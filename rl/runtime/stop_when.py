@@ -32,13 +32,13 @@ class StopWhen:
             ) from None
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a line of metrics fulfils the condition; False without the metric."""
+        """Return whether a line of metrics has the metric and fulfils the condition."""
         value = row.get(self.metric)
         return value is not None and _COMPARE[self.sign](value, self.limit)
 
 
 def is_fulfilled(stop_when: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the newest line of metrics fulfils the setting `stop_when` of a run."""
-    with suppress(ValueError):  # null, or a damaged config.yaml
+    with suppress(ValueError):  # stop_when is null, or config.yaml is damaged
         return bool(rows) and StopWhen.of(str(stop_when)).holds(rows[-1])
     return False

@@ -1,6 +1,6 @@
 """The folder of a sweep: a description of the sweep, and one record per job.
 
-    <folder>/sweep.json        question, command, and settings for the processes of jobs
+    <folder>/sweep.json        question, command, and the cores and GPUs that jobs use
              jobs/00003.json   a job's overrides, run folder and result, written by its process
              logs/00003.log    a job's output, if each job runs in a separate process
 
@@ -88,7 +88,7 @@ class SweepFolder:
     ) -> list[tuple[int, JobRecord]]:
         """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
         records = self.records()
-        # If two processes have recorded the same job, the first record is the job's.
+        # If two processes have recorded the same job, only the first record counts.
         numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
         for overrides in jobs:
             if identity(overrides) not in numbers:

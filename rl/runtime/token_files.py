@@ -15,10 +15,10 @@
         pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
 rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
-was not trained: its group was rejected, its rollout was cut off, or no token of the step counted. A
-file has no column for a quantity that the run does not compute. A file without the column `update`
-is from an older version, which recorded the first update only. A file is complete or absent. A
-resumed run that repeats a step replaces the files of that step.
+was not trained: its group was rejected, its rollout was cut off, or all tokens of the step had the
+weight 0. A file has no column for a quantity that the run does not compute. A file without the
+column `update` is from an older version, which recorded the first update only. A file is complete
+or absent. A resumed run that repeats a step replaces the files of that step.
 """
 
 import logging
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name: new
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Lines:
     ids: Sequence[str]  # [M]
     rows: Sequence[int]  # [M]
     lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
-    columns: Mapping[str, NDArray[Any]]  # [N] each column; values of all lines, concatenated
+    columns: Mapping[str, NDArray[Any]]  # [N] per column: values of all lines, concatenated
     updates: Sequence[int] | None = None  # [M] update of each line, in a trainer's file
 
 
@@ -94,7 +94,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRow:
-    """One row of a rollout in one update of its batch, with all recorded columns. L: its tokens."""
+    """All recorded columns of a rollout's row in one update of its batch. L: number of tokens."""
 
     id: str
     row: int

@@ -54,7 +54,7 @@ class WarningTail:
 
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder = run_folder
-        self._tails: dict[str, LineTail] = {}  # key: process name
+        self._tails: dict[str, LineTail] = {}  # process name -> reader of its file
 
     def read(self) -> list[str]:
         """Return the warnings added since the last call, as `process: warning`."""
