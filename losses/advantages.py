@@ -84,8 +84,8 @@ def turn_group_mean(
     """Return each turn's return minus the group's mean return at this turn.
 
     A turn's return is the discounted sum of its own and all later rewards. With one turn per
-    rollout the result equals `group_mean`. It also does with discount 1, if all rollouts have the
-    same number of turns and only the last turn has a reward. Turn-level advantages:
+    rollout the result equals `group_mean`. The result also equals `group_mean` if discount is 1,
+    all rollouts have equally many turns and only last turns have rewards. Turn-level advantages:
     arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
 
     A turn has advantage 0 if fewer than two rollouts have this turn, or if all returns are equal.

@@ -21,7 +21,7 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gathered_bytes
 
-_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # a rank's sums, and its maximum
+_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums of a rank, largest gap
 
 
 class TokenSums:

@@ -8,7 +8,7 @@
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
 was cut off, because no row has the next state, and because the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: completion tokens of the longest rollout, K: most turns.
+R: rollouts of the global batch. L, K: largest number of completion tokens, turns of a rollout.
 """
 
 from collections.abc import Callable

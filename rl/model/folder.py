@@ -70,7 +70,7 @@ def damaged_weights(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the model's weights, config and tokenizer, by which a resume checks them."""
+    """Return a hash of the model's weights, config and tokenizer, which a resume compares."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
@@ -122,7 +122,7 @@ def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
 def linear_layers(model: Path) -> list[str]:
     """Return the module names of the model's linear layers, without embedding, head and experts.
 
-    A mixture's router is left out, too, because transformers does not make it a linear layer.
+    The router of experts is left out, too, because transformers does not make it a linear layer.
     """
     tensors = [
         tensor.removesuffix(".weight").split(".")

@@ -4,8 +4,8 @@
 
 W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
 peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
-stay frozen, because transformers fuses them into one tensor per layer: peft would double the rank
-of their matrices, and vLLM cannot load such an adapter. torch and peft are imported inside
+stay frozen. transformers fuses them into one tensor per layer, for which peft would double the
+rank of A and B, and vLLM cannot load such an adapter. torch and peft are imported inside
 functions, because the supervisor imports this module and must not import torch.
 """
 
@@ -138,7 +138,7 @@ def check_targets(targets: str | Sequence[str]) -> None:
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    # The weights of a 1-d convolution have three dimensions, too.
+    # Also check the name, because weights of 1-d convolutions have three dimensions, too.
     return any(
         parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
         for name, parameter in model.named_parameters()

@@ -156,5 +156,5 @@ def hub_problem() -> str | None:
 
 
 def reason_of(error: Exception, problem: str | None) -> str:
-    """Return `problem`, the result of `hub_problem`, or `error` in one line if it is None."""
+    """Return `problem`, which `hub_problem` returned. If it is None, return `error` in one line."""
     return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

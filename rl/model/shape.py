@@ -23,7 +23,7 @@ class Shape:
 
     vocab: int  # number of rows of the embedding matrix
     hidden: int  # width of the residual stream
-    inner: int  # width of the feed-forward layer; with experts: the sum of those a token uses
+    inner: int  # width of the feed-forward layer, or of all experts that a token uses together
     query: int  # number of heads times head size
     key: int  # number of key-value heads times head size
     layers: int  # number of decoder layers
@@ -46,7 +46,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the least whole GiB of key-value cache with which vLLM starts: one row."""
+        """Return the least whole GiB of key-value cache that vLLM accepts: the size of one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:

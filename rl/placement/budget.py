@@ -1,4 +1,4 @@
-"""Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
+"""Checks that a run fits into the memory of hosts and GPUs, and computes vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
 exceeds the memory of a host. A GPU cannot swap, so there 93 % of the estimate count. The error

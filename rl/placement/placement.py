@@ -39,7 +39,7 @@ class Place:
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
-            # So CUDA numbers the GPUs in the order of nvidia-smi, which gave their names.
+            # Make CUDA number the GPUs like nvidia-smi, from which their names come.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if visible else None,
             "OMP_NUM_THREADS": self.threads,
             "LOCAL_RANK": self.local_rank,

@@ -46,7 +46,7 @@ class TrainingRun:
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
         if os.environ.get(WAIT_VARIABLE):
-            # Use no GPU memory before vLLM has started, because vLLM then measures what is free.
+            # Use no GPU memory yet, because vLLM measures the free memory during its start.
             self.status.set("waiting for vLLM to start, because it shares the GPU")
             Receivers(run_folder, self.run.inference, timeout=self.settings.wait_timeout).wait()
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
@@ -198,7 +198,7 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Compare steps, because a shared file system may not show the folder to every rank.
+        # Do not look for the checkpoint's folder, which some hosts may not see yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

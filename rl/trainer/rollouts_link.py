@@ -13,7 +13,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_REPORT_DELAY_S = 1.0  # time for the rollouts process to report first: the oldest report is shown
+_REPORT_DELAY_S = 1.0  # let the rollouts process report first, because users see the first report
 
 
 class RolloutsLink:

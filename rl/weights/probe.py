@@ -17,9 +17,9 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# A later probe may give at most this many times the first result, because the usual rounding error
-# depends on device and network. The bound stays between half of max_mismatch, because later batches
-# may have less probable tokens, whose logprobs rounding changes more, and twice max_mismatch.
+# The bound of later probes is the first probe's mean times this factor, because the usual rounding
+# error depends on device and model. The bound is at least max_mismatch / 2, because later batches
+# may have less probable tokens with larger rounding errors, and at most 2 * max_mismatch.
 _GROWTH = 5.0
 
 

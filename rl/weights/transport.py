@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker. The sender gives its constructor's arguments (`facts`)."""
+    """The receiver in one vLLM worker, created with the arguments `facts` from the sender."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
@@ -43,7 +43,7 @@ class Reader:
 
 
 def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
-    """Create the reader whose class `target` names; the class may be in any importable module."""
+    """Create a reader of the class with the import path `target`, for example my_module.Mine."""
     module, _, name = target.rpartition(".")
     reader = getattr(import_module(module), name)
     # A request to vLLM's route must not be able to call an arbitrary function.

@@ -131,14 +131,14 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Repack the weights for CPU kernels; compare every parameter with the received weights.
 
-        Do nothing if no weights were received: a new trainer finished its predecessor's update.
+        Do nothing if no weights were received, because a new trainer only ends an old update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties the weight of a layer that it repacks. It has skipped this layer.
+            # The reload empties each weight that it repacks. It skipped layers with a weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.

@@ -1,7 +1,7 @@
 """References that run on the trainer's ranks.
 
-initial    the policy at the start of the run: with an adapter the base model, else a copy, which
-           `refresh_every` may move towards the policy
+initial    the policy at the start of the run. With adapter=lora it is the base model, else a copy.
+           If `refresh_every` is set, the copy moves towards the policy.
 model      another model with the same tokenizer, for example a teacher
 """
 
