@@ -93,7 +93,7 @@ def turn_group_mean(
 
     Args:
         group: the rollouts, with the reward of each turn.
-        discount: factor of the next turn's return. 0: only the turn's own reward counts.
+        discount: factor of the next turn's return. With 0 only the turn's own reward counts.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

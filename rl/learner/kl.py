@@ -31,7 +31,7 @@ class KLPenalty:
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
     place: Literal["loss", "reward"]
-    target_kl: PositiveFloat | None  # desired mean divergence per token; None: beta is constant
+    target_kl: PositiveFloat | None  # desired mean divergence per token, or None to fix beta
 
     @property
     def is_active(self) -> bool:

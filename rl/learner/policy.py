@@ -83,7 +83,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # on the device; None: build them from `batch`
+        batches: Sequence[Batch] | None = None,  # on the device, or None to use `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update

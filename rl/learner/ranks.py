@@ -88,7 +88,7 @@ class Ranks:
 
 
 def _use_gpu(number: int) -> None:
-    """Make a GPU this process's device; raise RunFailed with PyTorch's reason if that fails."""
+    """Make a GPU this process's device. Raise RunFailed with PyTorch's reason if that fails."""
     try:
         torch.cuda.init()
         torch.cuda.set_device(number)
@@ -107,7 +107,7 @@ def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
     If MASTER_ADDR is an IP address, rank 0 listens on it only. If it is a host name, rank 0 listens
-    on all, because the name may mean loopback there. Under torchrun, torchrun's agent listens.
+    on all addresses, because its host may resolve it to loopback. Under torchrun its agent listens.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

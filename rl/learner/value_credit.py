@@ -30,7 +30,7 @@ class ValueTargets:
 
     returns: Tensor  # [N]
     old_values: Tensor  # [N] values before the step's first update
-    weights: Tensor  # [N] loss weight of each value; the weights of the global batch sum to 1
+    weights: Tensor  # [N] loss weight of each value. The weights of the global batch sum to 1
 
 
 @dataclass(frozen=True, eq=False)

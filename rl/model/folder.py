@@ -41,7 +41,7 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def listed_files(folder: Path) -> set[str] | None:
-    """Return the names of weight files that the index lists; None if the folder has no index."""
+    """Return the names of weight files that the index lists, or None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
@@ -56,7 +56,7 @@ def missing_weights(folder: Path) -> str | None:
 
 
 def damaged_weights(folder: Path) -> str | None:
-    """Return the name of a weight file that is truncated or invalid; None: all seem valid."""
+    """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
             forms, begin = header_of(path)

@@ -191,7 +191,7 @@ class Recipe:
     """How to compute one tensor that is pushed or saved."""
 
     name: str  # name of the tensor
-    parts: list[nn.Parameter]  # parameters from which `make` computes it; ZeRO-3 gathers them first
+    parts: list[nn.Parameter]  # parameters from which `make` computes it. ZeRO-3 gathers them first
     make: Callable[..., Tensor]  # function of the gathered parts that returns the tensor
 
 

@@ -28,7 +28,7 @@ class Shape:
     key: int  # number of key-value heads times head size
     layers: int  # number of decoder layers
     parameters: int  # number of parameters of the whole model
-    expert: int = 0  # width of one expert's feed-forward layer; 0: no experts
+    expert: int = 0  # width of one expert's feed-forward layer, or 0 without experts
     experts: int = 0  # number of experts in each layer
 
     @property
@@ -76,7 +76,7 @@ def bytes_of(dtype: str) -> int:
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder; None if its config.json lacks a needed key."""
+    """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     listed = listed_files(folder)  # count only these files, because others may repeat the weights
     counted = sum(
@@ -89,7 +89,7 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json. `parameters`: number of parameters; None: estimate it."""
+    """Return the sizes in a config.json. If `parameters` is None, estimate their number."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None

@@ -133,7 +133,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use; None if it shares no GPU with a rank."""
+    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)

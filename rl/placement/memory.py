@@ -30,7 +30,7 @@ _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # tokens of the longest row with float32 attention (model/loading.py)
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # needed memory / activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
+_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU. Shared libraries count once
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
 # vLLM's weights need this times their size, because a push leaves repacked copies and waste.
 _VLLM_WEIGHTS_ON_CPU = 1.3
@@ -112,7 +112,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
-    """Return the least memory with which one vLLM replica works; on GPUs, per GPU."""
+    """Return the least memory with which one vLLM replica works, on each GPU and host."""
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
@@ -233,7 +233,7 @@ def _pushed(run: Run, shape: Shape) -> float:
 
 
 def _initialised(run: Run, shape: Shape) -> float:
-    """Return the float32 bytes of a model that the trainer initialises; 0 for other models."""
+    """Return the float32 bytes of a model that the trainer initialises, or 0 for other models."""
     return 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
 
 

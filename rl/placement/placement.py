@@ -27,8 +27,8 @@ class Place:
     """The host, the GPUs and the number of CPU threads of one process."""
 
     host: int  # number of the host, from 0
-    devices: tuple[str, ...]  # names of the GPUs that the process uses; empty on a CPU
-    threads: int | None  # number of CPU threads; None: no limit
+    devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
+    threads: int | None  # number of CPU threads, or None for no limit
     # GPUs that the process can see. A rank sees the GPUs of all ranks of its host, as NCCL prefers.
     # `local_rank`, the rank's number on its host, selects its own GPU.
     visible: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Place:
 class Plan:
     """The places of all processes of a run."""
 
-    inference: tuple[Place, ...]  # vLLM's replicas; empty if the run starts no vLLM
+    inference: tuple[Place, ...]  # vLLM's replicas, or empty if the run starts no vLLM
     ranks: tuple[Place, ...]
     idle: tuple[Device, ...] = ()  # GPUs that no process uses
 

@@ -136,7 +136,7 @@ class TrainingRun:
         return rollouts
 
     def _build_delivery(self) -> Delivery | None:
-        """Return the Delivery of weights to vLLM; None for demonstrations, which need no vLLM."""
+        """Return the Delivery of weights to vLLM, or None if the run needs no vLLM."""
         if not self.run.sampler.uses_vllm:
             return None
         run, timeout = self.run, self.settings.wait_timeout

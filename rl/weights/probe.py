@@ -32,7 +32,7 @@ class ProbedRows:
 
     @classmethod
     def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first `num_rows` rows; all ranks must call it."""
+        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
         # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
@@ -41,7 +41,7 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return |vLLM's - trainer's logprob| of each token [N]; empty without completions."""
+        """Return |vLLM's - trainer's logprob| of each token [N]. Empty if no row has completions."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)

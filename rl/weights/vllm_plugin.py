@@ -129,7 +129,7 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Repack the weights for CPU kernels; compare every parameter with the received weights.
+        """Repack the weights for CPU kernels. Compare every parameter with the received weights.
 
         Do nothing if no weights were received, because a new trainer only ends an old update.
         """

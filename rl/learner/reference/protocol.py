@@ -50,7 +50,7 @@ class ReferenceSetting:
     seed: int
     vocabulary: int  # size of the policy's vocabulary
     reads_candidates: bool = False  # whether the loss compares distributions
-    # dtype of the policy's output head; None: the model's dtype
+    # dtype of the policy's output head, or None for the model's dtype
     head_dtype: torch.dtype | None = None
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
