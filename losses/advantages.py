@@ -67,7 +67,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean, or add a constant to the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0: rewards are >= 0 and not all equal
+        mean = math.fsum(scorable) / len(scorable)  # > 0 as all are >= 0 and some differ
         return [c / mean for c in _centred(scorable)]
 
     return _with_baseline(group.rewards, relative)

@@ -105,7 +105,7 @@ def start_engine(
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # DeepSpeed refuses this key in stage 0, where autograd sums the gradients.
+    # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
     if config.get("zero_optimization", {}).get("stage", 0):
         keys["data_types"] = {"grad_accum_dtype": "fp32"}
     return keys

@@ -34,7 +34,7 @@ class MuonAndAdamW(Optimizer):
         """Take a step with each optimizer on its own parameter groups."""
         assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
-            # Assign these at every step, because DeepSpeed and checkpoints replace both objects.
+            # Assign groups and state at each step, because DeepSpeed and checkpoints replace them.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

@@ -1,7 +1,7 @@
 """Means over the tokens of a global batch, from sums per micro-batch and rank.
 
-The mismatch between vLLM and the trainer is measured on tokens that the weights in training
-sampled:
+The mismatch between vLLM and the trainer is measured on the tokens that vLLM sampled with the
+policy version in training:
 
     w = pi / mu = exp(clamp(log pi - log mu))   pi: trainer, mu: vLLM, clamp: losses/tokens.py
 
@@ -36,7 +36,7 @@ class TokenSums:
         value: Tensor,  # this micro-batch's share of the objective
         logprobs: Tensor,  # [N] log pi of the trainer
         rollout_logprobs: Tensor,  # [N] log mu of vLLM
-        fresh: Tensor,  # [N] True for tokens that the weights in training sampled
+        fresh: Tensor,  # [N] True for tokens sampled with the version in training
         metrics: Mapping[str, Tensor],  # tensors [N] or single numbers
     ) -> None:
         """Add the numbers of one micro-batch to the sums."""
@@ -82,7 +82,7 @@ class TokenSums:
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Return the mismatch metrics, or {} if the weights in training sampled no token."""
+    """Return the mismatch metrics, or {} if no token was sampled with the version in training."""
     n = totals["fresh"]
     if not n:
         return {}

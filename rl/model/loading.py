@@ -53,7 +53,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
-        # Initialised in float32, so that a seed gives the same weights in every dtype.
+        # Initialise in float32, so that a seed gives the same weights in every dtype.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(

@@ -79,7 +79,7 @@ class LoRA:
         )
         with torch.random.fork_rng():  # the caller's random state does not change
             torch.manual_seed(seed)
-            # No cast to float32 by peft, because DeepSpeed keeps float32 copies for the optimizer.
+            # Prevent a cast to float32, because DeepSpeed keeps float32 copies for the optimizer.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
@@ -251,5 +251,5 @@ def adapter_form(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # default=list: JSON has no sets
+    # default=list, because JSON has no sets
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

@@ -133,7 +133,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
 
 
 def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of the keys and values of one full row, the least cache for vLLM."""
+    """Return the bytes of the keys and values of one full row, the smallest cache for vLLM."""
     return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
@@ -162,7 +162,7 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon: one moment, but temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
     return {
         "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -195,7 +195,7 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # all layers' inputs, and one layer in full
+    if run.trainer.gradient_checkpointing:  # stores all layers' inputs, and one layer in full
         kept = shape.layers * shape.hidden * number_bytes(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _tokens(run, ranks) * (kept + 8 * shape.hidden) * waste

@@ -49,7 +49,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The places of all processes of a run."""
+    """The hosts, GPUs and CPU threads of all processes of a run."""
 
     inference: tuple[Place, ...]  # vLLM's replicas, or empty if the run starts no vLLM
     ranks: tuple[Place, ...]

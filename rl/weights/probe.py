@@ -41,7 +41,7 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return |vLLM's - trainer's logprob| of each token [N]. Empty if no row has completions."""
+        """Return |vLLM's - trainer's logprob| of each token [N]. Without completions N is 0."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)

@@ -99,7 +99,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Do nothing, because the model must stay unchanged if the trainer sends no weights."""
+        """Do nothing, so that the model stays unchanged if the trainer then sends no weights."""
 
     def shutdown(self) -> None:
         """Close the reader, if one is open."""

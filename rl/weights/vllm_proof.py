@@ -14,7 +14,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
 _PROBES = 8  # number of random test inputs, and number of one-hot test inputs
-_MAX_NAMES = 8  # most parameter names in one log line
+_MAX_NAMES = 8  # maximum number of parameter names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
