@@ -32,7 +32,7 @@ class Preparation:
         reference: None if no loss or penalty reads a reference.
         keeps_old: whether a batch gets several updates, which need the old logprobs.
         compared: whether advantages subtract a baseline. Then penalties subtract one, too.
-        critic: None if the run has no critic, so that the batch contains the advantages.
+        critic: None if the run has no critic. Then the batch contains the advantages.
     """
 
     policy: Policy

@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps in the checkpoint that rank 0 chooses, or 0. Collective.
+    """Return the number of steps in the checkpoint that rank 0 chooses, or 0 if none. Collective.
 
     All ranks use this number, because a shared file system may show different files to each host.
     """

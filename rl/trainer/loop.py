@@ -198,7 +198,7 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Do not look for the checkpoint's folder, which some hosts may not see yet.
+        # Compare steps, because some hosts may not see a new checkpoint's folder yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
