@@ -1,7 +1,7 @@
 """DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage.
 
 gradients      are summed in float32 over any number of backward passes, because in bfloat16 the
-               sum would lose small gradients of later micro-batches; weight_gradients.py computes
+               sum would lose small gradients of later micro-batches. weight_gradients.py computes
                the gradient of each pass in float32
 clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
 first step     counts as Adam's first, although DeepSpeed steps once without gradients before it

@@ -1,7 +1,7 @@
 """Muon for the hidden matrices and AdamW for the rest, as one optimizer.
 
     B <- momentum * B + (1 - momentum) * G                  G: gradient of the matrix W [m, n]
-    U <- (1 - momentum) * G + momentum * B                  Nesterov; else U = B
+    U <- (1 - momentum) * G + momentum * B                  if Nesterov, else U = B
     W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
 
 orthogonal: Newton-Schulz iterations in bfloat16 that bring all singular values near 1. The factor

@@ -158,7 +158,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
             plain = _check_states(model.eval())
             model.set_attn_implementation(_NAME)
             gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
-        # Any error of a model's own code means plain rows, which may work. If not, training fails.
+        # After any error in the model's code compute plain rows. If they fail, too, training fails.
         except Exception as error:  # noqa: BLE001
             reason = f"the check of its hidden states failed ({error!r})"
         else:

@@ -1,6 +1,6 @@
 """Assigns GPUs and CPU cores to each process of a run, or says why that is impossible.
 
-    several GPUs    the first GPUs train, one rank each; vLLM's replicas use the last GPUs
+    several GPUs    the first GPUs train, one rank each. vLLM's replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
     no GPU          trainer and vLLM share the CPU cores: each uses all cores but one
 

@@ -4,8 +4,8 @@ checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
-  learner.json    the beta of kl=adaptive; beside it reference.safetensors, if the reference changes
-  hf/             the model for other programs (transformers, vLLM); with LoRA the adapter (peft)
+  learner.json    the beta of kl=adaptive. reference.safetensors is beside it if a reference changes
+  hf/             the model for other programs (transformers, vLLM), or with LoRA the adapter (peft)
 """
 
 import json

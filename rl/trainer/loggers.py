@@ -170,7 +170,7 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume has dropped steps since the id was written."""
+    """Return whether a resume has dropped steps since the wandb run's id was written."""
     known = run_folder.wandb_id
     return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 

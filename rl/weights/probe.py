@@ -52,9 +52,9 @@ class MismatchBound:
     """The largest allowed mean |logprob difference|. The first probe sets the later bounds."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process probed the run, whose result is not stored."""
+        """`resumed`: whether an earlier process probed the run. Its result is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
-        # A resumed run begins with the bound of later probes, because it was probed before.
+        # A resumed run begins with the largest bound of later probes, because it was probed before.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:

@@ -59,7 +59,7 @@ def register() -> None:
 def add_working_folder() -> None:
     """Let vLLM import the user's modules, such as a Reader, from the working folder.
 
-    PYTHONSAFEPATH removed that folder. It comes last here, so that no file in it hides a library.
+    PYTHONSAFEPATH has removed it from sys.path. Append it, so that its files hide no library.
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

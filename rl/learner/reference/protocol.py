@@ -16,7 +16,7 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # Whether the memory of `score` follows from distinct tokens, and not from padded rows.
+    # whether the memory of `score` grows with the distinct tokens, not with the padded rows
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
