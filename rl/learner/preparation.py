@@ -113,7 +113,7 @@ def _reference_rows(batch: Batch) -> Rows:
 
 def relative_penalties(
     sums: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
-    counts: np.ndarray,  # [R] True for rollouts that have a reward and train
+    counts: np.ndarray,  # [R] True for trained rollouts that have a reward
     group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
     """Return the penalty of each rollout [R] minus the mean penalty of its group.

@@ -27,7 +27,7 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return a float64 table [R, L] for each column, with one [N] per micro-batch. Collective.
+        """Return each column (one [N] per micro-batch) as a float64 table [R, L]. Collective.
 
         The tables are the same on every rank, on the CPU, and 0 at padding.
         """

@@ -37,7 +37,7 @@ class ValueTargets:
 class ValueCredit:
     """The advantage of each token, and the return that its value should predict."""
 
-    advantages: Tensor  # [R, L] advantage of each token, 0 for tokens that do not train
+    advantages: Tensor  # [R, L] advantage of each token, 0 for untrained tokens
     returns: Tensor  # [R, L] return of each token's step
     states: Tensor  # [R, L] True at the first token of each step, whose value is trained
 
@@ -45,7 +45,7 @@ class ValueCredit:
 def credit(
     values: Tensor,  # [R, L] value predicted before each token
     turns: Tensor,  # [R, L] index of each token's assistant turn, ascending
-    exists: Tensor,  # [R, L] True for tokens that train and whose rollout has a reward
+    exists: Tensor,  # [R, L] True for trained tokens of rollouts that have a reward
     rewards: Tensor,  # [R, L] reward of each token (`at_tokens`)
     *,
     estimator: Estimator,

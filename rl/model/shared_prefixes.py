@@ -63,8 +63,8 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     keys, lengths = keys[order], lengths[order]
     differs = np.pad(keys[1:] != keys[:-1], ((1, 0), (0, 1)), constant_values=True)
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
-    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of the first own token
-    is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T]
+    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] packed index of first own token
+    is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
     # The owner of a token is the nearest row, this or an earlier one, with an own token there.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]

@@ -1,4 +1,4 @@
-"""The trainer: one process per rank, the same loop for synchronous and asynchronous training.
+"""The trainer runs one process per rank. Synchronous and asynchronous training share this loop.
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
@@ -127,7 +127,7 @@ class TrainingRun:
                 # A resumed run repeats the steps after its checkpoint, so remove their metrics.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
-            # Start the logger only now, because it may read metrics.jsonl.
+            # Start the logger after the truncation, because it may read metrics.jsonl.
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
