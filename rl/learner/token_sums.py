@@ -8,7 +8,7 @@ policy version in training:
     mismatch/sampled_mean_abs, sampled_max_abs  |log pi - log mu|
     mismatch/sampled_kl                         mean of w - 1 - log w, an estimate of KL(mu || pi)
     mismatch/sampled_chi_square                 mean of w^2, minus 1: the variance of the weights
-    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: equal weights
+    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2), 1 if all w are equal
 """
 
 from collections import defaultdict

@@ -77,7 +77,7 @@ class LoRA:
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():  # the caller's random state does not change
+        with torch.random.fork_rng():  # keep the caller's random state unchanged
             torch.manual_seed(seed)
             # Prevent a cast to float32, because DeepSpeed keeps float32 copies for the optimizer.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)

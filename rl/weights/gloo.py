@@ -91,8 +91,8 @@ class GlooSender(Sender):
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Deleting the group closes its connections, so the other workers stop waiting. If a
-            # replica that hung was restarted meanwhile, its new group must stay.
+            # Deleting the group closes its connections, so the other workers stop waiting. If
+            # the replica has been restarted since, keep its new group.
             if id(self._groups.get(name)) == members:
                 del self._groups[name]
             raise RuntimeError(error)

@@ -155,7 +155,7 @@ def matrices_that_differ(
 ) -> Iterator[str]:
     """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
 
-    A key of `sent` is a layer's name and whether the matrix is A (else B). vLLM fuses layers, and
+    A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
     multiplies matrix B by the adapter's scale.
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}
