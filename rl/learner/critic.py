@@ -199,7 +199,7 @@ class Critic:
             result = self._options.loss(values, targets.returns, targets.old_values)
             value = (targets.weights * result.loss).sum()
             gradients = torch.autograd.grad(value, [values])
-            # DeepSpeed averages gradients over ranks, and the factor `world` turns the mean into a sum.
+            # DeepSpeed averages gradients over ranks, and the factor `world` makes the mean a sum.
             self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()
