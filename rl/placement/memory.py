@@ -117,7 +117,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
         row = row_bytes(run, shape) / group
-        # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it once more.
+        # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
