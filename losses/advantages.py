@@ -67,7 +67,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean, or add a constant to the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0: rewards are >= 0 and not all equal
+        mean = math.fsum(scorable) / len(scorable)  # > 0 as all are >= 0 and some differ
         return [c / mean for c in _centred(scorable)]
 
     return _with_baseline(group.rewards, relative)
@@ -84,8 +84,8 @@ def turn_group_mean(
     """Return each turn's return minus the group's mean return at this turn.
 
     A turn's return is the discounted sum of its own and all later rewards. With one turn per
-    rollout the result equals `group_mean`. It also does with discount 1, if all rollouts have the
-    same number of turns and only the last turn has a reward. Turn-level advantages:
+    rollout the result equals `group_mean`. The result also equals `group_mean` if discount is 1,
+    all rollouts have equally many turns and only last turns have rewards. Turn-level advantages:
     arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
 
     A turn has advantage 0 if fewer than two rollouts have this turn, or if all returns are equal.
@@ -93,7 +93,7 @@ def turn_group_mean(
 
     Args:
         group: the rollouts, with the reward of each turn.
-        discount: factor of the next turn's return. 0: only the turn's own reward counts.
+        discount: factor of the next turn's return. With 0 only the turn's own reward counts.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

@@ -34,7 +34,7 @@ class Correction:
     """The result of a correction: a weight for each token's loss, and metrics."""
 
     weights: Tensor  # [N] factor of each token's loss, without gradient
-    metrics: dict[str, Tensor]  # name: [N], without gradient
+    metrics: dict[str, Tensor]  # by name: [N], without gradient
 
 
 def none(

@@ -8,12 +8,12 @@
 PPO bounds the distance of pi from mu, the policy that sampled. If mu is several versions old, the
 bound stops tokens from learning. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the distance from a
 proximal policy, which is the policy before the update, and corrects for mu by the weight w. The
-logprobs of the proximal policy would need another forward pass. A-3PO (arXiv:2512.06547)
-interpolates them between mu and pi, because `staleness` of the `staleness + 1` steps lie before the
-update. With staleness 0 the loss is PPO's clip. If a batch is updated several times, old is known
-and used as prox. AReaL's code drops a token whose weight exceeds the cap. Here the token keeps the
-cap as its weight, as in truncated importance sampling. A-3PO's paper divides by `staleness`. This
-code and AReaL's divide by `staleness + 1`, because the policy in training becomes the next version.
+logprobs of the proximal policy would need another forward pass, so A-3PO (arXiv:2512.06547)
+interpolates between log mu and log pi. From mu to the end of this update there are `staleness + 1`
+steps, and a is the fraction of them before this update. AReaL's code also divides by
+`staleness + 1`, but A-3PO's paper divides by `staleness`. With staleness 0 the loss is PPO's clip.
+If a batch gets several updates, prox is old. If w exceeds weight_cap, AReaL's code drops the token.
+Here the token keeps weight_cap as its weight, as in truncated importance sampling.
 """
 
 from typing import Annotated

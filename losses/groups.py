@@ -1,4 +1,4 @@
-"""The input of an advantage and of reward shaping: one group of rollouts with rewards. No torch.
+"""One group of rollouts with rewards, the input of advantages and of reward shaping.
 
 K: rollouts of the group.
 """
@@ -12,7 +12,7 @@ from typing import Any
 class ScoredGroup:
     """The rollouts of one example, with their rewards after truncation and penalties."""
 
-    rewards: Sequence[float | None]  # [K] None: no score (the environment failed or returned NaN)
+    rewards: Sequence[float | None]  # [K] None if the environment failed or returned NaN
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns
     named_rewards: Sequence[Mapping[str, float]]  # [K] rewards of the environment, unweighted
     lengths: Sequence[int]  # [K] number of completion tokens
@@ -23,7 +23,7 @@ class ScoredGroup:
     def by_hand(rewards: Sequence[float | None], **others: Any) -> "ScoredGroup":
         """Return a group of rollouts with one turn and no tokens, for tests of an advantage.
 
-        `others` sets further fields by name.
+        `others` are the values of further fields, by the name of the field.
         """
         fields = {
             "turn_rewards": [None if reward is None else (reward,) for reward in rewards],

@@ -23,7 +23,7 @@ def jsd_topk(tokens: Tokens, *, mix: Annotated[float, Meta(gt=0, lt=1)]) -> Toke
     """Return the generalised Jensen-Shannon divergence [N], at most ln 2."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     p, q = log_p.exp(), log_q.exp()
-    # Stay in log space: float32 probabilities below e^-104 are 0, and their mix has the log -inf.
+    # Stay in log space, because float32 rounds probabilities below e^-104 to 0, and log 0 is -inf.
     log_m = torch.logaddexp(log_q + math.log(mix), log_p + math.log(1 - mix))  # [N, K+1]
     loss = (mix * q * (log_q - log_m) + (1 - mix) * p * (log_p - log_m)).sum(-1)  # [N]
     return TokenLoss(loss, {"jsd": loss.detach()})

@@ -12,7 +12,7 @@ import torch
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-PER_SEQUENCE = True  # rl/config/algorithm_rules.py then requires aggregation=sequence_mean
+PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=sequence_mean
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:

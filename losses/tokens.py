@@ -46,7 +46,7 @@ class Tokens:
     ) -> "Tokens":
         """Return the tokens of one sequence with one turn and staleness 0, for tests of a loss.
 
-        `others` sets further fields by name.
+        `others` are the values of further fields, by the name of the field.
         """
         zeros = torch.zeros(len(logprobs), dtype=torch.int64)
         tokens = {
@@ -77,9 +77,9 @@ class TokenLoss:
     """The loss and the metrics of each token, before they are weighted and summed."""
 
     loss: Tensor  # [N] loss of each token, before its weight
-    metrics: dict[str, Tensor]  # name: [N], or one number for all tokens; without gradient
-    # [N] 1.0 where the loss clamped its log ratio; None: the loss has no ratio. Most losses return
-    # Tokens.ratio_clamped.
+    metrics: dict[str, Tensor]  # by name: [N] or one number for all tokens, without gradient
+    # [N] 1.0 where the loss clamped its log ratio, or None if the loss uses no ratio. Most losses
+    # set this field to Tokens.ratio_clamped.
     ratio_clamped: Tensor | None = None
 
 

@@ -2,9 +2,9 @@
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-Few tokens of a chain of thought decide its direction. Training on only these tokens is as good or
-better: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks the tokens of a whole batch. Here
-the tokens of a sequence are ranked, so that the result does not depend on the split of the batch.
+Few tokens of a chain of thought decide its direction. Training on these tokens alone is at least as
+good as training on all: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a
+batch together. This loss ranks each sequence alone, so that the split of the batch does not matter.
 Ties with the lowest kept entropy are kept. All tokens count in the aggregation's denominator.
 """
 
@@ -26,7 +26,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 elsewhere."""
+    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 if kept."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype

@@ -1,7 +1,7 @@
 """Exchange bytes between the ranks.
 
-PyTorch's collectives for Python objects unpickle what arrives. gloo and NCCL check no key, so any
-process that reaches their ports could then run code in a rank.
+PyTorch's collectives for Python objects unpickle what arrives. gloo and NCCL check no key. So with
+these collectives, any process that reaches their ports could run code in a rank.
 """
 
 import torch

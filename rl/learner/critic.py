@@ -9,7 +9,7 @@ trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A state is the first token of each step (a token or a turn) of a rollout that trains and has a
+A state is the first token of each step. A step is a token or a turn of a trained rollout with a
 reward. The policy's token weights (aggregation) do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
@@ -152,7 +152,7 @@ class Critic:
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
-        # [R, L] True for the tokens of scored rollouts that train
+        # [R, L] True for the trained tokens of rollouts that have a reward
         counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
         turn_rewards[turn_rewards.isnan()] = 0.0  # NaN marks turns that the rollout does not have
@@ -199,7 +199,7 @@ class Critic:
             result = self._options.loss(values, targets.returns, targets.old_values)
             value = (targets.weights * result.loss).sum()
             gradients = torch.autograd.grad(value, [values])
-            # DeepSpeed averages gradients over ranks, and the factor `world` makes it a sum.
+            # DeepSpeed averages gradients over ranks, and the factor `world` makes the mean a sum.
             self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()

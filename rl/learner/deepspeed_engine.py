@@ -1,7 +1,7 @@
 """DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage.
 
 gradients      are summed in float32 over any number of backward passes, because in bfloat16 the
-               sum would lose small gradients of later micro-batches; weight_gradients.py computes
+               sum would lose small gradients of later micro-batches. weight_gradients.py computes
                the gradient of each pass in float32
 clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
 first step     counts as Adam's first, although DeepSpeed steps once without gradients before it
@@ -33,15 +33,15 @@ _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address
 
 
 class _TensorFiles(TorchCheckpointEngine):
-    """The reader and writer of a checkpoint's files, which runs no code of a file."""
+    """A class that reads and writes checkpoint files, and never runs code that a file contains."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if the file contains any other class."""
+        """Return the state in a file. Raise ValueError if a class is not in _STATE_CLASSES."""
         try:
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
-            # PyTorch's message advises to allow the class, which is unsafe in a file of others.
+            # PyTorch's message advises to allow the class, but the file may be another person's.
             raise ValueError(
                 f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
                 "another person or of an older DeepSpeed may contain code: start a new run"
@@ -57,7 +57,7 @@ def start_engine(
     half: bool,  # train bfloat16 weights with float32 master copies
     external: Iterable[nn.Parameter] = (),  # parameters that are also used outside of their module
 ) -> Any:
-    """Return a DeepSpeed engine around `module`, typed Any because its annotations are poor."""
+    """Return a DeepSpeed engine around `module`, typed Any because DeepSpeed's types are poor."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
         module.register_load_state_dict_post_hook(_ignore_missing_frozen)
@@ -90,7 +90,7 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # so that ZeRO-3 gathers it once per pass
+        for parameter in external:  # make ZeRO-3 gather it once per pass
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
@@ -105,7 +105,7 @@ def start_engine(
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # DeepSpeed refuses this key in stage 0, where autograd sums the gradients.
+    # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
     if config.get("zero_optimization", {}).get("stage", 0):
         keys["data_types"] = {"grad_accum_dtype": "fp32"}
     return keys
@@ -149,7 +149,7 @@ def load_engine(engine: Any, folder: Path) -> None:
     """Load the state that `save_engine` wrote, which has no frozen weights. Collective.
 
     Raises:
-        RuntimeError: a trained weight is missing in the file, or the file has another weight.
+        RuntimeError: the file lacks a trained weight, or the module lacks a weight of the file.
     """
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
@@ -157,18 +157,18 @@ def load_engine(engine: Any, folder: Path) -> None:
 
 
 def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a backward pass with these gradients of `value` has an effect.
+    """Return True if a backward pass with these gradients of `value` is necessary.
 
-    If `value` is not finite, the pass produces the NaN that makes DeepSpeed skip the step.
+    It is also necessary if `value` is not finite, because its NaN makes DeepSpeed skip the step.
     """
     return not value.isfinite() or any(bool(gradient.any()) for gradient in gradients)
 
 
 def linearised(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-    """Return a loss with the same weight gradients as `value`, given its gradients at the outputs.
+    """Return a loss that has the weight gradients of `value`, given d value / d outputs.
 
-    The loss is the sum of gradients times outputs (chain rule). The gradients are constants, and
-    the outputs carry the module's autograd graph.
+    The loss is the sum of `gradients` times `outputs` (chain rule). `gradients` are constants, and
+    `outputs` carry the module's autograd graph.
 
     The loss is NaN if `value` is not finite, because DeepSpeed checks only gradients. A NaN
     gradient reaches every rank. Each ZeRO stage then skips the step and empties its own buffers,
@@ -180,7 +180,7 @@ def linearised(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Ten
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:
-    """Clip the gradient as other stages do, and clear a non-finite gradient to skip the step."""
+    """Clip the gradient as stages 1 to 3 do. Clear a non-finite gradient to skip the step."""
     norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
     engine._global_grad_norm = norm  # get_global_grad_norm returns this attribute
     if not norm.isfinite():
@@ -194,7 +194,7 @@ def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
 
 
 def _ignore_missing_frozen(module: nn.Module, keys: Any) -> None:
-    """Forget missing frozen weights, so that a load fails only if a trained weight is missing."""
+    """Ignore missing frozen weights, so that a load fails only if a trained weight is missing."""
     keys.missing_keys[:] = _trained_names(module) & {*keys.missing_keys}
 
 

@@ -1,8 +1,8 @@
 """The penalty for moving away from a reference policy (conf/kl).
 
     place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
-    place=reward    subtracts from a rollout's advantage beta * sum over its tokens of
-                    (log pi - log ref), minus the mean of its group, without gradient
+    place=reward    subtracts p - (mean p of the group) from a rollout's advantage, no gradient
+                    p = beta * sum over the rollout's tokens of (log pi - log ref)
 
 docs/losses.md explains place=reward. With `target_kl` beta is adapted after every step:
 
@@ -31,7 +31,7 @@ class KLPenalty:
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
     place: Literal["loss", "reward"]
-    target_kl: PositiveFloat | None  # desired mean divergence per token; None: beta is constant
+    target_kl: PositiveFloat | None  # desired mean divergence per token, or None to fix beta
 
     @property
     def is_active(self) -> bool:

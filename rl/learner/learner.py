@@ -79,7 +79,7 @@ class Learner:
         )
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # A model that computes padded rows needs a plan by padded tokens, or memory runs out.
+        # If one model computes padded rows, micro-batches must be limited by padded tokens.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )

@@ -43,7 +43,7 @@ class PolicyModule(nn.Module):
         *,
         chunk: int,  # number of tokens whose logits are in memory together
         entropy_gradient: bool = False,  # return entropies with a gradient
-        head_dtype: torch.dtype | None = None,  # dtype of the output head; None: the model's dtype
+        head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
     ) -> None:
         """Wrap a transformers model that has a linear output head."""
         super().__init__()

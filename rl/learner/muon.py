@@ -1,7 +1,7 @@
 """Muon for the hidden matrices and AdamW for the rest, as one optimizer.
 
     B <- momentum * B + (1 - momentum) * G                  G: gradient of the matrix W [m, n]
-    U <- (1 - momentum) * G + momentum * B                  Nesterov; else U = B
+    U <- (1 - momentum) * G + momentum * B                  if Nesterov, else U = B
     W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
 
 orthogonal: Newton-Schulz iterations in bfloat16 that bring all singular values near 1. The factor
@@ -34,7 +34,7 @@ class MuonAndAdamW(Optimizer):
         """Take a step with each optimizer on its own parameter groups."""
         assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
-            # Assign both at every step, because DeepSpeed and checkpoints replace groups and state.
+            # Assign groups and state at each step, because DeepSpeed and checkpoints replace them.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

@@ -43,7 +43,7 @@ class Batch(Tokens):
     token_weights: Tensor  # [N] weight of each token in the objective
     rollout_ids: Tensor  # [N] index of each token's rollout in the global batch
     envs: tuple[str, ...]  # [B] name of each row's environment
-    # Rows with the same N completion tokens after prompts with hints, for a reference with hints:
+    # Rows with the same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     value_targets: ValueTargets | None = None  # training targets of the critic

@@ -4,11 +4,11 @@
     old, ref     log pi before the step's first update, and log ref, if the run has them
     entropy      entropy of pi's distribution of the token
     advantage    advantage after penalties, or from the critic
-    weight       token weight; the objective is the sum of weight * loss
+    weight       token weight. The objective is the sum of weight * loss
     loss         token loss times correction, with KL penalty and entropy bonus
     correction   factor of the token loss, if there is a correction
     grad         d objective / d log pi: below 0 the update makes the token more likely
-    kept         1 if weight and correction are not 0; if grad is then 0, the loss clipped the token
+    kept         1 if weight and correction are not 0. If grad is then 0, the loss clipped the token
     metric_*     metrics of the token loss and its correction
 
 rl/learner/policy.py computes the gradients of any objective at the module's outputs. `grad` is

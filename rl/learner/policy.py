@@ -83,7 +83,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # on the device; None: build them from `batch`
+        batches: Sequence[Batch] | None = None,  # on the device, or None to use `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update
@@ -93,8 +93,8 @@ class Policy:
         Return metrics of the global batch, averaged over the updates and equal on every rank.
         Metrics that compare trainer and vLLM are from the first update.
 
-        A step with a non-finite gradient changes no weights, and `train/skipped` is above 0. A step
-        is also skipped if no token has a weight on any rank. Then `train/empty` is 1.
+        A step with a non-finite gradient changes no weights, and `train/skipped` is above 0. If all
+        token weights are 0 on all ranks, no step is taken, and `train/empty` is 1.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -117,7 +117,7 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # All ranks skip or none does, because the others would wait for a rank that skips.
+        # Skip only on all ranks together, because other ranks would wait for a rank that skips.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()

@@ -2,7 +2,7 @@
 
     old           log pi before the step's first update, if one batch gets several updates
     ref           logprobs of the reference, if a loss or a penalty reads them
-    advantages    after a penalty for divergence, or from the values of a critic
+    advantages    those of the batch minus the KL penalty, or those from the critic's values
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -31,8 +31,8 @@ class Preparation:
     Attributes:
         reference: None if no loss or penalty reads a reference.
         keeps_old: whether a batch gets several updates, which need the old logprobs.
-        compared: whether advantages subtract a baseline, so that penalties do, too.
-        critic: None if the advantages come with the batch.
+        compared: whether advantages subtract a baseline. Then penalties subtract one, too.
+        critic: None if the run has no critic. Then the batch contains the advantages.
     """
 
     policy: Policy
@@ -113,7 +113,7 @@ def _reference_rows(batch: Batch) -> Rows:
 
 def relative_penalties(
     sums: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
-    counts: np.ndarray,  # [R] True for rollouts that have a reward and train
+    counts: np.ndarray,  # [R] True for trained rollouts that have a reward
     group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
     """Return the penalty of each rollout [R] minus the mean penalty of its group.

@@ -88,7 +88,7 @@ class Ranks:
 
 
 def _use_gpu(number: int) -> None:
-    """Make a GPU this process's device; raise RunFailed with PyTorch's reason if that fails."""
+    """Make a GPU this process's device. Raise RunFailed with PyTorch's reason if that fails."""
     try:
         torch.cuda.init()
         torch.cuda.set_device(number)
@@ -106,8 +106,8 @@ def _use_gpu(number: int) -> None:
 def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
-    If MASTER_ADDR is an IP address, rank 0 listens on this address only. A host name may resolve to
-    a loopback address on its own host. Under torchrun, torchrun's agent listens.
+    If MASTER_ADDR is an IP address, rank 0 listens on it only. If it is a host name, rank 0 listens
+    on all addresses, because its host may resolve it to loopback. Under torchrun its agent listens.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -120,7 +120,7 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield a TCP store that listens only on the URL's address, the rank and the world size.
+    """Yield (TCP store that listens only on the URL's address, rank, world size).
 
     PyTorch's default store listens on all addresses, without authentication. PyTorch calls this
     function with rank and world size in the URL.

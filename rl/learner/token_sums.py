@@ -1,14 +1,14 @@
 """Means over the tokens of a global batch, from sums per micro-batch and rank.
 
-The mismatch between vLLM and the trainer is measured on tokens that the weights in training
-sampled:
+The mismatch between vLLM and the trainer is measured on the tokens that vLLM sampled with the
+policy version in training:
 
     w = pi / mu = exp(clamp(log pi - log mu))   pi: trainer, mu: vLLM, clamp: losses/tokens.py
 
     mismatch/sampled_mean_abs, sampled_max_abs  |log pi - log mu|
     mismatch/sampled_kl                         mean of w - 1 - log w, an estimate of KL(mu || pi)
     mismatch/sampled_chi_square                 mean of w^2, minus 1: the variance of the weights
-    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2); 1: equal weights
+    mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2), 1 if all w are equal
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gathered_bytes
 
-_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # a rank's sums, and its maximum
+_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums of a rank, largest gap
 
 
 class TokenSums:
@@ -36,7 +36,7 @@ class TokenSums:
         value: Tensor,  # this micro-batch's share of the objective
         logprobs: Tensor,  # [N] log pi of the trainer
         rollout_logprobs: Tensor,  # [N] log mu of vLLM
-        fresh: Tensor,  # [N] True for tokens that the weights in training sampled
+        fresh: Tensor,  # [N] True for tokens sampled with the version in training
         metrics: Mapping[str, Tensor],  # tensors [N] or single numbers
     ) -> None:
         """Add the numbers of one micro-batch to the sums."""
@@ -82,7 +82,7 @@ class TokenSums:
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Return the mismatch metrics, or {} if the weights in training sampled no token."""
+    """Return the mismatch metrics, or {} if no token was sampled with the version in training."""
     n = totals["fresh"]
     if not n:
         return {}

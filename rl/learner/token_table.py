@@ -3,7 +3,7 @@
 A forked rollout has several rows, which may be in several micro-batches and on several ranks. A
 critic's returns run along the whole rollout, so they need all tokens of a rollout in one line.
 
-R: rollouts of the global batch, L: completion tokens of the longest rollout, N: of a micro-batch.
+R: rollouts of the global batch. Completion tokens: L of the longest rollout, N of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return a float64 table [R, L] for each column, with one [N] per micro-batch. Collective.
+        """Return each column (one [N] per micro-batch) as a float64 table [R, L]. Collective.
 
         The tables are the same on every rank, on the CPU, and 0 at padding.
         """

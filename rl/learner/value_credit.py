@@ -8,7 +8,7 @@
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
 was cut off, because no row has the next state, and because the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: completion tokens of the longest rollout, K: most turns.
+R: rollouts of the global batch. L, K: largest number of completion tokens, turns of a rollout.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ class ValueTargets:
 
     returns: Tensor  # [N]
     old_values: Tensor  # [N] values before the step's first update
-    weights: Tensor  # [N] loss weight of each value; the weights of the global batch sum to 1
+    weights: Tensor  # [N] loss weight of each value. The weights of the global batch sum to 1
 
 
 @dataclass(frozen=True, eq=False)
 class ValueCredit:
     """The advantage of each token, and the return that its value should predict."""
 
-    advantages: Tensor  # [R, L] advantage of each token, 0 for tokens that do not train
+    advantages: Tensor  # [R, L] advantage of each token, 0 for untrained tokens
     returns: Tensor  # [R, L] return of each token's step
     states: Tensor  # [R, L] True at the first token of each step, whose value is trained
 
@@ -45,7 +45,7 @@ class ValueCredit:
 def credit(
     values: Tensor,  # [R, L] value predicted before each token
     turns: Tensor,  # [R, L] index of each token's assistant turn, ascending
-    exists: Tensor,  # [R, L] True for tokens that train and whose rollout has a reward
+    exists: Tensor,  # [R, L] True for trained tokens of rollouts that have a reward
     rewards: Tensor,  # [R, L] reward of each token (`at_tokens`)
     *,
     estimator: Estimator,

@@ -41,7 +41,7 @@ def header_of(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def listed_files(folder: Path) -> set[str] | None:
-    """Return the names of weight files that the index lists; None if the folder has no index."""
+    """Return the names of weight files that the index lists, or None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
@@ -56,7 +56,7 @@ def missing_weights(folder: Path) -> str | None:
 
 
 def damaged_weights(folder: Path) -> str | None:
-    """Return the name of a weight file that is truncated or invalid; None: all seem valid."""
+    """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
             forms, begin = header_of(path)
@@ -70,7 +70,7 @@ def damaged_weights(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the model's weights, config and tokenizer, by which a resume checks them."""
+    """Return a hash of the model's weights, config and tokenizer, which a resume compares."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
@@ -122,7 +122,7 @@ def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
 def linear_layers(model: Path) -> list[str]:
     """Return the module names of the model's linear layers, without embedding, head and experts.
 
-    A mixture's router is left out, too, because transformers does not make it a linear layer.
+    The router of experts is left out, too, because transformers does not make it a linear layer.
     """
     tensors = [
         tensor.removesuffix(".weight").split(".")

@@ -26,7 +26,7 @@ FLOAT32_LONGEST = 512  # number of tokens up to which attention in float32 is fa
 def use_float32_attention(model: PreTrainedModel) -> None:
     """Make the model compute attention of short rows in float32, which is faster on a CPU."""
     AttentionInterface.register(_NAME, _compute_attention)
-    # transformers looks up the mask function by the name of the attention function.
+    # transformers looks up attention function and mask function by the same name.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
 
@@ -34,7 +34,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention. Rows of at most FLOAT32_LONGEST tokens are converted to float32 for it.
+    """Compute attention, in float32 if rows have at most FLOAT32_LONGEST tokens.
 
     Queries, keys and values are [B, heads, T, head size].
     """
@@ -53,7 +53,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
     else:
-        # Initialised in float32, so that a seed gives the same weights in every dtype.
+        # Initialise in float32, so that a seed gives the same weights in every dtype.
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModelForCausalLM.from_config(

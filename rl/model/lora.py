@@ -4,8 +4,8 @@
 
 W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
 peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
-stay frozen, because transformers fuses them into one tensor per layer: peft would double the rank
-of their matrices, and vLLM cannot load such an adapter. torch and peft are imported inside
+stay frozen. transformers fuses them into one tensor per layer, for which peft would double the
+rank of A and B, and vLLM cannot load such an adapter. torch and peft are imported inside
 functions, because the supervisor imports this module and must not import torch.
 """
 
@@ -77,9 +77,9 @@ class LoRA:
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():  # the caller's random state does not change
+        with torch.random.fork_rng():  # keep the caller's random state unchanged
             torch.manual_seed(seed)
-            # No cast to float32 by peft, because DeepSpeed keeps float32 copies for the optimizer.
+            # Prevent a cast to float32, because DeepSpeed keeps float32 copies for the optimizer.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
@@ -138,7 +138,7 @@ def check_targets(targets: str | Sequence[str]) -> None:
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    # The weights of a 1-d convolution have three dimensions, too.
+    # Also check the name, because weights of 1-d convolutions have three dimensions, too.
     return any(
         parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
         for name, parameter in model.named_parameters()
@@ -191,7 +191,7 @@ class Recipe:
     """How to compute one tensor that is pushed or saved."""
 
     name: str  # name of the tensor
-    parts: list[nn.Parameter]  # parameters from which `make` computes it; ZeRO-3 gathers them first
+    parts: list[nn.Parameter]  # parameters from which `make` computes it. ZeRO-3 gathers them first
     make: Callable[..., Tensor]  # function of the gathered parts that returns the tensor
 
 
@@ -251,5 +251,5 @@ def adapter_form(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # default=list: JSON has no sets
+    # default=list, because JSON has no sets
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

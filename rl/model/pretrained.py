@@ -65,7 +65,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
 
     Args:
         path: a local folder, or a name on the hub.
-        revision: branch, tag or commit on the hub; None for the newest.
+        revision: branch, tag or commit on the hub, or None for the newest.
         group: the config group of the model ("model", "reference"), for error messages.
         config_only: download only config.json, and check no file.
 
@@ -142,7 +142,7 @@ def _check(folder: Path) -> None:
 
 
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached; None if it answers, even with an HTTP error.
+    """Return why the hub cannot be reached, or None if it answers, even with an HTTP error.
 
     huggingface_hub itself retries for half a minute, and waits forever if a connection hangs.
     """
@@ -156,5 +156,5 @@ def hub_problem() -> str | None:
 
 
 def reason_of(error: Exception, problem: str | None) -> str:
-    """Return `problem`, the result of `hub_problem`, or `error` in one line if it is None."""
+    """Return `problem`, which `hub_problem` returned. If it is None, return `error` in one line."""
     return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

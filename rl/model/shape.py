@@ -23,12 +23,12 @@ class Shape:
 
     vocab: int  # number of rows of the embedding matrix
     hidden: int  # width of the residual stream
-    inner: int  # width of the feed-forward layer; with experts: the sum of those a token uses
+    inner: int  # width of the feed-forward layer, or of all experts that a token uses together
     query: int  # number of heads times head size
     key: int  # number of key-value heads times head size
     layers: int  # number of decoder layers
     parameters: int  # number of parameters of the whole model
-    expert: int = 0  # width of one expert's feed-forward layer; 0: no experts
+    expert: int = 0  # width of one expert's feed-forward layer, or 0 without experts
     experts: int = 0  # number of experts in each layer
 
     @property
@@ -46,7 +46,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the least whole GiB of key-value cache with which vLLM starts: one row."""
+        """Return the least whole GiB of key-value cache that vLLM accepts: the size of one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
@@ -76,7 +76,7 @@ def bytes_of(dtype: str) -> int:
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder; None if its config.json lacks a needed key."""
+    """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     listed = listed_files(folder)  # count only these files, because others may repeat the weights
     counted = sum(
@@ -89,7 +89,7 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json. `parameters`: number of parameters; None: estimate it."""
+    """Return the sizes in a config.json. If `parameters` is None, estimate their number."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None

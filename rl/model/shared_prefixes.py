@@ -4,14 +4,14 @@ Rows of a group share their prompt, and rows of a forked rollout share their his
 model the hidden state of a token depends only on the tokens up to it. So rows that begin with the
 same tokens have the same states there, and the model computes each distinct beginning once:
 
-1. `pack` sorts the rows by their token ids and keeps of each row what follows the tokens that it
-   shares with the preceding row. This is the trie of the rows in depth-first order.
+1. `pack` sorts the rows by their token ids. It drops the beginning of each row that the preceding
+   row has, too. The packed tokens are the trie of the rows in depth-first order.
 2. Embedding, norms and linear layers compute the packed tokens, as one row.
 3. The attention copies queries, keys and values of the packed tokens to complete rows, computes
    causal attention as usual, and takes back one copy of each packed token's output. A row that is
    the beginning of another row needs no copy. The remaining rows are the leaves of the trie.
 
-No mask of tokens by tokens is needed. `share_prefixes` refuses models where this is not exact.
+No [P, P] mask is needed. `share_prefixes` refuses models whose result would differ.
 
 B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves, W: longest leaf.
 """
@@ -32,7 +32,7 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_MIN_SHARED_TOKENS = 256  # fewer are computed in each leaf, because sharing needs a slower kernel
+_MIN_SHARED_TOKENS = 256  # fewer shared tokens are not worth the slower kernel
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
@@ -43,8 +43,8 @@ class Packed:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # For each block of leaves the index [S, W] of their tokens in the packed tokens, 0 at padding,
-    # and the column from which on the block computes the attention:
+    # For each block of leaves: the packed index [S, W] of each token of its leaves, 0 at padding,
+    # and the first column of which the block computes the attention
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] place of one copy of each packed token in the outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
@@ -63,9 +63,9 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     keys, lengths = keys[order], lengths[order]
     differs = np.pad(keys[1:] != keys[:-1], ((1, 0), (0, 1)), constant_values=True)
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
-    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of the first own token
-    is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T]
-    # The row that stores a token is the last one up to this row that does not share its column.
+    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] packed index of first own token
+    is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
+    # The owner of a token is the nearest row, this or an earlier one, with an own token there.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
@@ -96,7 +96,7 @@ def _blocks(
 
     If consecutive leaves share half of their tokens, one block computes these tokens for all.
     """
-    # The tokens that each leaf shares with the leaf before. All rows between them share them, too.
+    # Number of tokens that each leaf shares with the preceding leaf and with all rows in between
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
     is_first = common < np.maximum(_MIN_SHARED_TOKENS, lengths[leaves] / 2)
     is_first[0] = True
@@ -148,7 +148,7 @@ def shares_prefixes(model: Any) -> bool:
 
 
 def share_prefixes(model: PreTrainedModel) -> None:
-    """Let `states_before` compute shared beginnings once; log a warning if that is not exact."""
+    """Let `states_before` compute shared beginnings once. If that is not exact, log a warning."""
     before: Any = model.config._attn_implementation
     training = model.training
     reason = _obstacle(model)
@@ -158,7 +158,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
             plain = _check_states(model.eval())
             model.set_attn_implementation(_NAME)
             gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
-        # Any error of a model's own code means plain rows, which may work. If not, training fails.
+        # After any error in the model's code compute plain rows. If they fail, too, training fails.
         except Exception as error:  # noqa: BLE001
             reason = f"the check of its hidden states failed ({error!r})"
         else:
@@ -186,7 +186,7 @@ def _obstacle(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def _check_states(model: PreTrainedModel) -> Tensor:
-    """Return the hidden states of three short rows of which all share four tokens."""
+    """Return the hidden states of three short rows that begin with the same four tokens."""
     token_ids = torch.from_numpy(_CHECKED).to(model.device)
     mask = torch.ones_like(token_ids, dtype=torch.bool)
     return states_before(model.base_model, token_ids, mask)
@@ -200,7 +200,7 @@ class _Layout:
     copies: Tensor  # [P]
 
 
-# Not compiled, because every number of blocks would compile all layers again.
+# Not compiled, because torch would compile all layers again for each new number of blocks.
 @torch.compiler.disable
 def _attend(
     module: nn.Module,
@@ -238,7 +238,7 @@ def _attend(
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
     """Return the mask [1, 1, W - first, W] of the queries from column `first` on.
 
-    None: the plain causal mask of all queries.
+    Return None if the plain causal mask is right for all queries.
     """
     window = window or width
     if first == 0 and window >= width:

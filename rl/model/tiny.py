@@ -117,7 +117,7 @@ class TinyModel:
             for name, content in files.items():
                 (fresh / name).write_text(content, encoding="utf-8")
             try:
-                fresh.rename(folder)  # replaces an empty folder, fails for a filled one
+                fresh.rename(folder)  # `rename` replaces an empty folder and fails for a filled one
             except OSError:  # another process created the folder first
                 self._check_same(folder, files)
         return folder
@@ -149,9 +149,9 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # Not the usual 0.02 with rope_theta=1e4, with which this narrow network solves no word
-            # of reverse-text after 150 supervised steps. With 0.08 and rope_theta=100 it solves
-            # 23-53 % after 120 steps.
+            # With the usual 0.02 and rope_theta=1e4 this narrow network solves no word of
+            # reverse-text after 150 supervised steps. With 0.08 and rope_theta=100 it solves
+            # 23-53 % of the words after 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -171,7 +171,7 @@ class TinyModel:
             "model_max_length": config["max_position_embeddings"],
             "chat_template": CHAT_TEMPLATE,
         }
-        # No temperature or top_p, because vLLM would use them as defaults for all requests.
+        # Omit temperature and top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
         return {
             "config.json": _json(config),

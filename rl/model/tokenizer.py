@@ -54,7 +54,7 @@ class Tokenizer:
         )
 
     def encode_special_tokens_as_text(self, as_text: bool = True) -> None:
-        """Make `encode` treat `<|im_end|>` and the like as plain text; False: as special tokens."""
+        """If `as_text`, make `encode` treat special tokens such as `<|im_end|>` as plain text."""
         self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -62,7 +62,7 @@ class Tokenizer:
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of the tokens; invalid UTF-8 becomes U+FFFD."""
+        """Return the text of the tokens. Invalid UTF-8 becomes U+FFFD."""
         return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:

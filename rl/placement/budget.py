@@ -1,8 +1,8 @@
-"""Checks that a run's processes fit into the memory of hosts and GPUs; computes vLLM's share.
+"""Checks that a run fits into the memory of hosts and GPUs, and computes vLLM's share of a GPU.
 
-Estimates are up to 15 % off (docs/scaling.md), so a run is refused only if 85 % of the estimate
-exceeds the memory of a host. A GPU cannot swap, so there 93 % of the estimate counts. The error
-message shows the sum. Memory that other programs use now is ignored, because they may end soon. The
+Estimates are up to 15 % off (docs/scaling.md). So a run is refused only if 85 % of the estimate
+exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The error message
+shows the sum. Memory that other programs use now is ignored, because they may end soon. The
 printed plan warns if the whole estimate exceeds the memory.
 """
 
@@ -17,7 +17,7 @@ from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
 _REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds a host's memory
-_REFUSED_GPU_SHARE = 0.93  # the same for the memory of a GPU
+_REFUSED_GPU_SHARE = 0.93  # a run is refused if this share exceeds a GPU's memory
 _LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
@@ -77,7 +77,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
-    """Yield a message, with the sum, for each GPU that `share` of the estimate exceeds."""
+    """Yield a message, with the sum, for each GPU smaller than `share` times the estimate."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -133,7 +133,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use; None if it shares no GPU with a rank."""
+    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank."""
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)

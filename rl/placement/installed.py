@@ -8,8 +8,8 @@ from pathlib import Path
 from rl.model.shape import GIB
 from rl.runtime.devices import Host
 
-_OLDEST_DRIVER = 580  # for CUDA 13
-_CUDA_13 = "nvidia-cuda-runtime"  # PyTorch for CUDA 12 needs nvidia-cuda-runtime-cu12
+_OLDEST_DRIVER = 580  # the oldest for CUDA 13
+_CUDA_13 = "nvidia-cuda-runtime"  # only PyTorch for CUDA 13 needs this package
 _SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -9,8 +9,8 @@
     push           the copy of the weights that rank 0 sends to vLLM; in vLLM, copies of one layer
     key-values     vLLM's cache of keys and values
 
-DeepSpeed's copies, and memory that the allocator on a CPU does not give back between passes, are
-factors that were measured (docs/scaling.md).
+Measured factors (docs/scaling.md) account for DeepSpeed's copies, and for memory that the allocator
+on a CPU keeps between passes.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and kernels of a rank on a CPU
 _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # tokens of the longest row with float32 attention (model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # activations times this factor: allocator waste
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # needed memory / activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
+_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU. Shared libraries count once
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
-# Weights times this factor: a push on a CPU leaves repacked copies and memory in the allocator.
+# vLLM's weights need this times their size, because a push leaves repacked copies and waste.
 _VLLM_WEIGHTS_ON_CPU = 1.3
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
@@ -49,7 +49,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. `step` includes the two tensors that AdamW allocates on a flat tensor.
+# Measured with one rank. `step` includes AdamW's two temporary copies of its flat parameters.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -112,12 +112,12 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
-    """Return the least memory with which one vLLM replica works; on GPUs, per GPU."""
+    """Return the least memory with which one vLLM replica works, on each GPU and host."""
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
         row = row_bytes(run, shape) / group
-        # A push of all weights loads a layer beside the one in use, and the proof makes a third.
+        # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
@@ -133,7 +133,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
 
 
 def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of the keys and values of one full row, the least cache for vLLM."""
+    """Return the bytes of the keys and values of one full row, the smallest cache for vLLM."""
     return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
@@ -162,7 +162,7 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon: one moment, but temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
     return {
         "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -195,7 +195,7 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # all layers' inputs, and one layer in full
+    if run.trainer.gradient_checkpointing:  # stores all layers' inputs, and one layer in full
         kept = shape.layers * shape.hidden * number_bytes(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
@@ -233,7 +233,7 @@ def _pushed(run: Run, shape: Shape) -> float:
 
 
 def _initialised(run: Run, shape: Shape) -> float:
-    """Return the float32 bytes of a model that the trainer initialises; 0 for other models."""
+    """Return the float32 bytes of a model that the trainer initialises, or 0 for other models."""
     return 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
 
 

@@ -17,7 +17,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
 
     Args:
         plan: host, GPUs and threads of every process.
-        processes: estimated memory of every process; None: the model's sizes are unknown.
+        processes: estimated memory of every process, or None if the model's sizes are unknown.
         hosts: GPUs, cores and memory of every machine.
     """
     entries: list[tuple[str, Place, Need | None]]

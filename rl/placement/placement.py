@@ -1,6 +1,6 @@
 """Assigns GPUs and CPU cores to each process of a run, or says why that is impossible.
 
-    several GPUs    the first GPUs train, one rank each; vLLM's replicas use the last GPUs
+    several GPUs    the first GPUs train, one rank each. vLLM's replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
     no GPU          trainer and vLLM share the CPU cores: each uses all cores but one
 
@@ -27,8 +27,8 @@ class Place:
     """The host, the GPUs and the number of CPU threads of one process."""
 
     host: int  # number of the host, from 0
-    devices: tuple[str, ...]  # names of the GPUs that the process uses; empty on a CPU
-    threads: int | None  # number of CPU threads; None: no limit
+    devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
+    threads: int | None  # number of CPU threads, or None for no limit
     # GPUs that the process can see. A rank sees the GPUs of all ranks of its host, as NCCL prefers.
     # `local_rank`, the rank's number on its host, selects its own GPU.
     visible: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Place:
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
-            # So CUDA numbers the GPUs in the order of nvidia-smi, which gave their names.
+            # Make CUDA number the GPUs like nvidia-smi, from which their names come.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if visible else None,
             "OMP_NUM_THREADS": self.threads,
             "LOCAL_RANK": self.local_rank,
@@ -49,9 +49,9 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The places of all processes of a run."""
+    """The hosts, GPUs and CPU threads of all processes of a run."""
 
-    inference: tuple[Place, ...]  # vLLM's replicas; empty if the run starts no vLLM
+    inference: tuple[Place, ...]  # vLLM's replicas, or empty if the run starts no vLLM
     ranks: tuple[Place, ...]
     idle: tuple[Device, ...] = ()  # GPUs that no process uses
 

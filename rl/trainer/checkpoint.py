@@ -4,8 +4,8 @@ checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
-  learner.json    the beta of kl=adaptive; beside it reference.safetensors, if the reference changes
-  hf/             the model for other programs (transformers, vLLM); with LoRA the adapter (peft)
+  learner.json    the beta of kl=adaptive. reference.safetensors is beside it if a reference changes
+  hf/             the model for other programs (transformers, vLLM), or with LoRA the adapter (peft)
 """
 
 import json
@@ -45,7 +45,7 @@ def save_checkpoint(
     """Write a checkpoint after `step` steps and delete all but the newest `keep`. Collective.
 
     Raises:
-        RunFailed: the checkpoint could not be written; earlier checkpoints are unchanged.
+        RunFailed: the checkpoint could not be written. Earlier checkpoints are unchanged.
     """
     final = run_folder.checkpoint(step)
     temporary = final.with_name(f".{final.name}.incomplete")
@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps in the checkpoint that rank 0 chooses; 0: none. Collective.
+    """Return the number of steps in the checkpoint that rank 0 chooses, or 0 if none. Collective.
 
     All ranks use this number, because a shared file system may show different files to each host.
     """
@@ -138,7 +138,7 @@ def _delete_incomplete(folder: Path) -> None:
 
 
 def _delete_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint; rename it first, because a partly deleted one must not look complete."""
+    """Delete a checkpoint. Rename it first, because a partly deleted one must not look complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

@@ -39,7 +39,7 @@ Phase = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Receivers:
-    """The vLLM replicas that receive weights; `updated` contains those with the newest version."""
+    """The vLLM replicas that receive weights. `updated` contains those with the newest version."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         """`timeout` is trainer.wait_timeout in seconds."""
@@ -79,7 +79,7 @@ class Receivers:
 
 
 class Delivery:
-    """The object that pushes and probes each version; all ranks call the same methods."""
+    """The object that pushes and probes each version. All ranks call the same methods."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Delivery:
     def deliver(
         self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase
     ) -> bool:
-        """Make every vLLM sample with this version; return False if a stop request prevents it.
+        """Make every vLLM sample with this version. Return False if a stop request prevents it.
 
         The probe compares logprobs of rows of `batch`, the first micro-batch of the step that made
         the version. The probe's metrics are added to `stats`.
@@ -140,7 +140,7 @@ class Delivery:
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:
-        """Run `work`; return the error if no vLLM is left, or "" if one is left. Collective."""
+        """Run `work`. Return the error if no vLLM is left, or "" if one is left. Collective."""
         lost = ""
         try:
             work()
@@ -149,7 +149,7 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _next_action(self) -> Literal["again", "stop", "fail"]:
-        """Request restarts of lost replicas; return whether to push again, stop or fail."""
+        """Request restarts of lost replicas. Return whether to push again, stop or fail."""
         self.updated()
         deadline = time.monotonic() + _RESTART_WAIT_S
         while time.monotonic() < deadline:
@@ -161,7 +161,7 @@ class Delivery:
         return "fail"
 
     def _include_new_replicas(self) -> bool:
-        """Include newly started replicas in the next push; return whether there are any."""
+        """Include newly started replicas in the next push. Return whether there are any."""
         new_replicas = self._receivers.new_replicas() if self._ranks.first else []
         self._pusher.join(new_replicas)
         return bool(new_replicas)

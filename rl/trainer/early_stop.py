@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
-    """Warn if no line of metrics has the metric of stop_when, because it may be misspelt.
+    """Warn if no line of metrics has the metric of stop_when, whose name may be misspelt.
 
-    This is no error, because a metric such as that of a later turn may appear in a later step.
+    Do not raise an error, because metrics of later turns, for example, may appear later.
     """
     if run.stop_when is None:
         return
@@ -29,7 +29,7 @@ def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
 
 
 def reason_to_end(run: Run, step: int, line: Mapping[str, Any], ranks: Ranks) -> str:
-    """Return why stop_when ends the run after this step, "" if it does not. Collective."""
+    """Return why stop_when ends the run after this step, or "" if it does not. Collective."""
     if run.stop_when is None or step + 1 == run.max_steps:
         return ""
     is_reached = ranks.any(ranks.first and StopWhen.of(run.stop_when).holds(line))

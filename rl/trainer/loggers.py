@@ -18,7 +18,7 @@ from rl.runtime.metrics import finite, read_metrics
 _LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
 
-_LONGEST_TEXT = 4000  # characters in a table cell; rollouts/*.jsonl has the full text
+_LONGEST_TEXT = 4000  # characters in a table cell. rollouts/*.jsonl has the full text
 _SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", "used")
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class WandbLogger(Logger):
     """The logger for Weights & Biases.
 
     Attributes:
-        rollouts_every: number of steps between two tables of rollouts; 0: no tables.
+        rollouts_every: number of steps between two tables of rollouts, or 0 for no tables.
         num_rollouts: number of rows in each table.
     """
 
@@ -141,7 +141,7 @@ class WandbLogger(Logger):
 
     @never_fails
     def finish(self) -> None:
-        """Upload the remaining data, for at most WANDB_TIMEOUT_S; files remain for `wandb sync`."""
+        """Upload the remaining data, for at most WANDB_TIMEOUT_S. Files remain for `wandb sync`."""
         self._run.finish()
         self.is_off = True
 
@@ -159,7 +159,7 @@ class WandbLogger(Logger):
 
 
 def _login_problem() -> str:
-    """Return why wandb accepts no data, or an empty text; never wait until the user types a key."""
+    """Return why wandb accepts no data, or an empty text. Never wait until the user types a key."""
     import wandb
 
     try:
@@ -170,7 +170,7 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume has dropped steps since the id was written."""
+    """Return whether a resume has dropped steps since the wandb run's id was written."""
     known = run_folder.wandb_id
     return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 
@@ -197,7 +197,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` rollouts of a step, evenly spaced in its file; [] if the file is missing."""
+    """Return `count` rollouts of a step, evenly spaced in its file, or [] without a file."""
     path = run_folder.rollouts_of(step)
     lines = path.read_text().splitlines() if path.exists() else []
     count = min(count, len(lines))

@@ -1,4 +1,4 @@
-"""The trainer: one process per rank, the same loop for synchronous and asynchronous training.
+"""The trainer runs one process per rank. Synchronous and asynchronous training share this loop.
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
@@ -46,7 +46,7 @@ class TrainingRun:
         rank = int(os.environ["RANK"])
         self.status = Status(run_folder, f"trainer.rank{rank}")
         if os.environ.get(WAIT_VARIABLE):
-            # Use no GPU memory before vLLM has started, because vLLM then measures what is free.
+            # Use no GPU memory yet, because vLLM measures the free memory during its start.
             self.status.set("waiting for vLLM to start, because it shares the GPU")
             Receivers(run_folder, self.run.inference, timeout=self.settings.wait_timeout).wait()
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
@@ -127,7 +127,7 @@ class TrainingRun:
                 # A resumed run repeats the steps after its checkpoint, so remove their metrics.
                 self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
-            # Start the logger only now, because it may read metrics.jsonl.
+            # Start the logger after the truncation, because it may read metrics.jsonl.
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
         if self.delivery:
             self.status.set("waiting for vLLM to start (logs/inference*.log)")
@@ -136,7 +136,7 @@ class TrainingRun:
         return rollouts
 
     def _build_delivery(self) -> Delivery | None:
-        """Return the Delivery of weights to vLLM; None for demonstrations, which need no vLLM."""
+        """Return the Delivery of weights to vLLM, or None if the run needs no vLLM."""
         if not self.run.sampler.uses_vllm:
             return None
         run, timeout = self.run, self.settings.wait_timeout
@@ -198,7 +198,7 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Compare steps, because a shared file system may not show the folder to every rank.
+        # Compare steps, because some hosts may not see a new checkpoint's folder yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

@@ -13,11 +13,11 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_REPORT_DELAY_S = 1.0  # time for the rollouts process to report first: the oldest report is shown
+_REPORT_DELAY_S = 1.0  # let the rollouts process report first, because users see the first report
 
 
 class RolloutsLink:
-    """The connection of one rank to the rollouts process; every blocking call has a deadline."""
+    """The connection of one rank to the rollouts process. Every blocking call has a deadline."""
 
     def __init__(self, run_folder: RunFolder, rank: int) -> None:
         self._run_folder, self._rank = run_folder, rank
@@ -76,9 +76,9 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for a version's evaluation and return its metrics; {} if no evaluation is due.
+        """Wait for a version's evaluation and return its metrics, or {} if no evaluation is due.
 
-        Every rank sends this request, because a rank that waits in a collective could time out.
+        Every rank sends this request, because ranks that wait in a collective could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="

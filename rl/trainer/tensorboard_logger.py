@@ -26,7 +26,7 @@ class TensorBoardLogger(Logger):
 
     @never_fails
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Open the event files; delete the events of steps that run again after a resume."""
+        """Open the event files. Delete the events of steps that run again after a resume."""
         from torch.utils.tensorboard import SummaryWriter
 
         run_folder = RunFolder(folder)

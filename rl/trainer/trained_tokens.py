@@ -26,7 +26,7 @@ class _Recorded:
     columns: dict[str, np.ndarray]  # [N] each
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column; NaN if the loss returned this metric only for other micro-batches."""
+        """Return a column, or NaN if the loss returned this metric only for other micro-batches."""
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
 
 
@@ -39,7 +39,7 @@ class StepRecord:
         self._recorded: list[_Recorded] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Store the token results of one micro-batch; the learner calls this as its `Observer`."""
+        """Store the token results of one micro-batch. The learner calls this as its `Observer`."""
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
@@ -47,7 +47,7 @@ class StepRecord:
             self._of_update.append((update, number, dict(tokens)))
 
     def _record_ids(self, number: int) -> list[str]:
-        """Return the record id of each row of a micro-batch, "" if the row is not recorded."""
+        """Return the record id of each row of a micro-batch, or "" if the row is not recorded."""
         rollouts = self._batch.micro_batches[number].rollout_ids
         return [self._batch.record_ids[i] if i >= 0 else "" for i in rollouts]
 

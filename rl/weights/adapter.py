@@ -32,7 +32,7 @@ _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """The receiver of LoRA matrices; in worker 0 it also writes the first push to a folder."""
+    """The receiver of LoRA matrices. In worker 0 it also writes the first push to a folder."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class AdapterSender(Sender):
     adapter_only: ClassVar[bool] = True
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the trained matrices under peft's names on rank 0; all ranks must call it."""
+        """Return the trained matrices under peft's names on rank 0. All ranks must call it."""
         self._form = adapter_form(policy.engine.module.model)
         return policy.adapter_weights()
 
@@ -98,7 +98,7 @@ class AdapterSender(Sender):
         return {"content": self._file.content}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Replace the matrices in vLLM's memory by the packed ones; set vLLM's policy version."""
+        """Replace the matrices in vLLM's memory by the packed ones. Set vLLM's policy version."""
         vllm.update(self.update(vllm))
         vllm.set_version(version)
 

@@ -13,7 +13,7 @@ class Digest:
         self._hash = xxhash.xxh3_64()
 
     def add(self, name: str, tensor: torch.Tensor, content: memoryview) -> None:
-        """Add a tensor to the hash; `content` is its bytes in row-major order."""
+        """Add a tensor to the hash. `content` is its bytes in row-major order."""
         self._hash.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype};".encode())
         self._hash.update(content)
 
@@ -23,7 +23,7 @@ class Digest:
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return the hash of all tensors as 16 hex digits; the order of the mapping does not matter."""
+    """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter."""
     digest = Digest()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()

@@ -26,7 +26,7 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# bytes per broadcast; the kernel copies a piece twice, and larger ones would leave the CPU cache
+# Bytes per broadcast. The kernel copies each piece twice, and larger ones exceed the CPU cache.
 _PIECE_BYTES = 1 << 24
 _LOOPBACK = "127.0.0.1"
 
@@ -40,7 +40,7 @@ class GlooReader(Reader):
         self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
-        """Receive the broadcast and return its weights; the next push overwrites their memory."""
+        """Receive the broadcast and return its weights. The next push overwrites their memory."""
         broadcast(self._group, torch.frombuffer(self._file.resize(num_bytes), dtype=torch.uint8))
         return read_weights(self._file.path, fingerprint)
 
@@ -51,7 +51,7 @@ class GlooReader(Reader):
 
 @dataclass(kw_only=True)
 class GlooSender(Sender):
-    """The sender over TCP; it has rank 0 in each replica's process group (conf/sync/gloo.yaml)."""
+    """The sender over TCP. It has rank 0 in each replica's process group (conf/sync/gloo.yaml)."""
 
     reader: ClassVar[type[Reader]] = GlooReader
     reader_copy: ClassVar[bool] = True
@@ -62,7 +62,7 @@ class GlooSender(Sender):
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a process group with all workers of a vLLM; replace the group of its last start."""
+        """Form a process group with all workers of a vLLM. Replace the group of its last start."""
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
@@ -91,14 +91,14 @@ class GlooSender(Sender):
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Deleting the group closes its connections, so the other workers stop waiting. If a
-            # replica that hung was restarted meanwhile, its new group must stay.
+            # Deleting the group closes its connections, so the other workers stop waiting. If
+            # the replica has been restarted since, keep its new group.
             if id(self._groups.get(name)) == members:
                 del self._groups[name]
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread; raise RunFailed if the thread fails or takes too long."""
+        """Return the result of a thread. Raise RunFailed if the thread fails or takes too long."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -120,7 +120,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def listening_store(host: str, timeout: float) -> TCPStore:
-    """Return a store that listens only on `host`; by default it would listen on every address."""
+    """Return a store that listens only on `host`. TCPStore listens on every address by default."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         port = listener.getsockname()[1]
@@ -151,7 +151,7 @@ def broadcast(members: Any, content: torch.Tensor) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address under which a host sees this machine; no packet is sent."""
+    """Return the address under which a host sees this machine. No packet is sent."""
     family, kind, *_, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(remote)

@@ -39,7 +39,7 @@ class MemoryFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the kernel frees the memory when no reader maps it any more."""
+        """Close the file. The kernel frees the memory when no reader maps it any more."""
         if self._memory is not None:
             self._memory.close()
         os.close(self._descriptor)
@@ -51,12 +51,12 @@ class MemoryFile:
 
     @property
     def content(self) -> mmap.mmap:
-        """The bytes of the file; release every view of them before the next write."""
+        """The bytes of the file. Release every view of them before the next write."""
         assert self._memory is not None
         return self._memory
 
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Replace the file's content by these weights, sorted by name; return their fingerprint.
+        """Replace the file's content by these weights, sorted by name. Return their fingerprint.
 
         Call it only when no reader uses the previous weights any more.
         """
@@ -100,12 +100,12 @@ class MemoryFile:
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
-    """Map a file's weights and return them; raise RuntimeError if their hash is not `expected`."""
+    """Map a file's weights and return them. Raise RuntimeError if their hash is not `expected`."""
     return checked(load_file(path), expected)
 
 
 def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
-    """Return the weights; raise RuntimeError if their fingerprint is not `expected`."""
+    """Return the weights. Raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
         what = f"the trainer wrote {expected}, vLLM read {found}"

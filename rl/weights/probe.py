@@ -17,9 +17,9 @@ from rl.runtime.failure import RunFailed
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# A later probe may give at most this many times the first result, because the usual rounding error
-# depends on device and network. The bound stays between half of max_mismatch, because later batches
-# may have less probable tokens, whose logprobs rounding changes more, and twice max_mismatch.
+# The bound of later probes is the first probe's mean times this factor, because the usual rounding
+# error depends on device and model. The bound is at least max_mismatch / 2, because later batches
+# may have less probable tokens with larger rounding errors, and at most 2 * max_mismatch.
 _GROWTH = 5.0
 
 
@@ -32,7 +32,7 @@ class ProbedRows:
 
     @classmethod
     def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first `num_rows` rows; all ranks must call it."""
+        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
         # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
@@ -41,7 +41,7 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return |vLLM's - trainer's logprob| of each token [N]; empty without completions."""
+        """Return |vLLM's - trainer's logprob| of each token [N]. Without completions N is 0."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
         pairs = zip(scores, self.logprobs, strict=True)
@@ -52,9 +52,9 @@ class MismatchBound:
     """The largest allowed mean |logprob difference|. A process's first probe sets later bounds."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: an earlier process did the run's first probe, whose result is not stored."""
+        """`resumed`: whether an earlier process probed the run. Its result is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
-        # Trained weights may differ more than initial ones, so a resumed run starts with twice it.
+        # A resumed run begins with the largest bound of later probes, because it was probed before.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:

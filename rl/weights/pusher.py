@@ -41,16 +41,16 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """The object that pushes and probes weights. All ranks call it; only rank 0 contacts vLLM."""
+    """The object that pushes and probes weights. All ranks call it. Only rank 0 contacts vLLM."""
 
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
     ) -> None:
-        """Store the arguments; connect to no vLLM yet.
+        """Store the arguments. Connect to no vLLM yet.
 
         Args:
             sender: the opened sender of conf/sync.
-            receivers: the routes of every vLLM; ignored on ranks other than 0.
+            receivers: the routes of every vLLM. Ranks other than 0 ignore them.
             resumed: whether an earlier process of the run has probed its weights.
         """
         self._sender = sender
@@ -106,7 +106,7 @@ class WeightPusher:
                 self._lose(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push the packed weights to one vLLM; return the error, or None after success."""
+        """Push the packed weights to one vLLM. Return the error, or None after success."""
         try:
             with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
@@ -122,7 +122,7 @@ class WeightPusher:
         return None
 
     def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        """Remove a failed replica; raise NoReceiver if it was the last one."""
+        """Remove a failed replica. Raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
         if not self._receivers:

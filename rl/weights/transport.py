@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker. The sender gives its constructor's arguments (`facts`)."""
+    """The receiver in one vLLM worker, created with the arguments `facts` from the sender."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push, given their fingerprint and `Sender.source`.
@@ -43,7 +43,7 @@ class Reader:
 
 
 def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
-    """Create the reader whose class `target` names; the class may be in any importable module."""
+    """Create a reader of the class with the import path `target`, for example my_module.Mine."""
     module, _, name = target.rpartition(".")
     reader = getattr(import_module(module), name)
     # A request to vLLM's route must not be able to call an arbitrary function.
@@ -55,7 +55,7 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 
 @dataclass(kw_only=True)
 class Sender:
-    """The sending side (conf/sync). All ranks call `collect`; rank 0 alone calls the other methods.
+    """The sending side (conf/sync). All ranks call `collect`. Rank 0 alone calls the other methods.
 
     The default methods push all weights through a memory file. Class variables except `reader` must
     be literals, because rl/config reads them from the source code without importing the class.
@@ -73,15 +73,15 @@ class Sender:
     max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
-        """Create the memory file; `timeout` (trainer.wait_timeout) is the limit of every wait."""
+        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the weights to push on rank 0; all ranks must call it."""
+        """Return the weights to push on rank 0. All ranks must call it."""
         return policy.weights()
 
     def pack(self, weights: Weights) -> str:
-        """Write the weights into the memory file for all replicas; return their fingerprint."""
+        """Write the weights into the memory file for all replicas. Return their fingerprint."""
         self._fingerprint = self._file.write(weights)
         return self._fingerprint
 
@@ -111,6 +111,6 @@ class Sender:
 
 @dataclass(kw_only=True)
 class AutoSender(Sender):
-    """The placeholder for sync=auto; rl/config/transport.py replaces it by another Sender."""
+    """The placeholder for sync=auto. rl/config/transport.py replaces it by another Sender."""
 
     chooses: ClassVar[bool] = True

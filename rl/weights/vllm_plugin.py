@@ -59,7 +59,7 @@ def register() -> None:
 def add_working_folder() -> None:
     """Let vLLM import the user's modules, such as a Reader, from the working folder.
 
-    PYTHONSAFEPATH removed that folder. It comes last here, so that no file in it hides a library.
+    PYTHONSAFEPATH has removed it from sys.path. Append it, so that its files hide no library.
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -99,7 +99,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Do nothing, because the model must stay unchanged if the trainer sends no weights."""
+        """Do nothing, so that the model stays unchanged if the trainer then sends no weights."""
 
     def shutdown(self) -> None:
         """Close the reader, if one is open."""
@@ -129,16 +129,16 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Repack the weights for CPU kernels; compare every parameter with the received weights.
+        """Repack the weights for CPU kernels. Compare every parameter with the received weights.
 
-        Do nothing if no weights were received: a new trainer finished its predecessor's update.
+        Do nothing if no weights were received, because a new trainer only ends an old update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties the weight of a layer that it repacks. It has skipped this layer.
+            # The reload empties each weight that it repacks. It skipped layers with a weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.

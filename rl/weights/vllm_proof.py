@@ -14,11 +14,11 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
 _PROBES = 8  # number of random test inputs, and number of one-hot test inputs
-_MAX_NAMES = 8  # most parameter names in one log line
+_MAX_NAMES = 8  # maximum number of parameter names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return the weights, renamed to the names of vLLM's modules; q, k and v stay separate."""
+    """Return the weights, renamed to the names of vLLM's modules. q, k and v stay separate."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
@@ -26,9 +26,9 @@ def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
 def compared_parameters(
     model: torch.nn.Module, weights: Weights
 ) -> Iterator[tuple[str, bool | None]]:
-    """Yield each parameter's name, and whether vLLM computes with `weights` there, bit by bit.
+    """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    None means unknown: the parameter is quantised, or `weights` lacks its name. vLLM fuses layers
+    Yield None instead if the parameter is quantised or `weights` lacks its name. vLLM fuses layers
     (q, k and v into one), which the model's `packed_modules_mapping` lists.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -136,7 +136,7 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
 
 
 def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors along the rows; do not copy a single tensor, which may be a gigabyte."""
+    """Concatenate tensors along the rows. Do not copy a single tensor, which may be a gigabyte."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -155,7 +155,7 @@ def matrices_that_differ(
 ) -> Iterator[str]:
     """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
 
-    A key of `sent` is a layer's name and whether the matrix is A (else B). vLLM fuses layers, and
+    A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
     multiplies matrix B by the adapter's scale.
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}

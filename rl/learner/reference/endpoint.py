@@ -26,7 +26,7 @@ from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
 _REQUESTS = 32  # maximum number of concurrent requests
-_LARGEST_MIB = 1024  # large, because a response has top_k candidates for each token of a row
+_LARGEST_MIB = 1024  # largest response, which has top_k candidates for each token of a row
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 

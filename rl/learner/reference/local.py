@@ -1,7 +1,7 @@
 """References that run on the trainer's ranks.
 
-initial    the policy at the start of the run: with an adapter the base model, else a copy, which
-           `refresh_every` may move towards the policy
+initial    the policy at the start of the run. With adapter=lora it is the base model, else a copy.
+           If `refresh_every` is set, the copy moves towards the policy.
 model      another model with the same tokenizer, for example a teacher
 """
 
@@ -33,8 +33,8 @@ class InitialPolicy:
     """The options of the initial policy as a reference (conf/reference/initial.yaml).
 
     Attributes:
-        refresh_every: number of steps between two refreshes; 0: never.
-        refresh_mix: weight of the policy in a refreshed reference; 1: a copy of the policy.
+        refresh_every: number of steps between two refreshes, or 0 for no refresh.
+        refresh_mix: weight of the policy in a refreshed reference. With 1 it becomes a copy.
         top_k: number of candidates at each token, if the loss compares distributions.
         sees_hint: whether the prompts contain the hints of the examples (rl/sampling/chat.py).
     """

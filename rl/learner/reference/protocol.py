@@ -16,7 +16,7 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # Whether the memory of `score` follows from distinct tokens, and not from padded rows.
+    # whether the memory of `score` grows with the distinct tokens, not with the padded rows
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
@@ -50,7 +50,7 @@ class ReferenceSetting:
     seed: int
     vocabulary: int  # size of the policy's vocabulary
     reads_candidates: bool = False  # whether the loss compares distributions
-    # dtype of the policy's output head; None: the model's dtype
+    # dtype of the policy's output head, or None for the model's dtype
     head_dtype: torch.dtype | None = None
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
