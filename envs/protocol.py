@@ -153,7 +153,7 @@ class Environment:
 
         For rewards that compare the episodes: a judge that ranks them, a majority vote, diversity.
         `score` and `close` were called for each episode before. Episodes that failed are left out.
-        An error costs the whole group. The default returns no rewards.
+        After an error, no rollout of the group has a reward. The default returns no rewards.
         """
         return [{} for _ in episodes]
 
@@ -176,7 +176,7 @@ class Environment:
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the prompt of a reference model with `sees_hint`. The policy's is `messages`.
+        """Return the prompt of a reference model with `sees_hint`. The policy reads `messages`.
 
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's

@@ -14,7 +14,7 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # a comparison times out after this many times its limit of processor time
+CLOCK_PER_CPU = 20  # timeout of a comparison, as a multiple of its limit of processor time
 MAX_CHARS = 500  # answers with more characters are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
@@ -50,7 +50,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # (position, whether of \boxed{) of each unclosed brace
+    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, is it of \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):

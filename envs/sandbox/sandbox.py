@@ -37,7 +37,7 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The process gets only these environment variables. It cannot start threads, so libraries get one.
+# The process gets only these environment variables. It cannot start threads, so libraries use one.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -157,7 +157,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # check again after `left` seconds, the earliest possible time
+                if left > 0:  # the limit is at least `left` seconds away
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -193,7 +193,7 @@ class Sandbox:
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Not started in another thread, because the process ends with the thread that starts it.
+        # Start the process in this thread, because it ends with the thread that starts it.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -153,7 +153,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # A checksum, because hash() of a text differs between processes.
+        # Sort by a checksum, because hash() of a text differs between processes.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:

@@ -62,12 +62,12 @@ class FittingExamples(LazyExamples):
         )
 
     def _tokens_if_too_long(self, index: int) -> int:
-        """Return the number of tokens if the prompt is too long, else 0. Warn about long ones."""
+        """Return the number of tokens of a too long prompt, after a warning; 0 for others."""
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_if_too_long(example)
             self._num_long += tokens > 0
-            if tokens and self._num_long.bit_count() == 1:  # at 1, 2, 4, 8, ... too long prompts
+            if tokens and self._num_long.bit_count() == 1:  # warn at the 1st, 2nd, 4th, 8th, ...
                 log.warning(
                     "%d of %d prompts of env %r that were drawn are replaced, because they %s. "
                     "The last one has %d tokens",

@@ -28,7 +28,7 @@ class GrowingRow:
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
-        """Append tokens. `values`: column name -> one value per token; others get fill values."""
+        """Append tokens. `values`: column -> one value per token. Other columns get fill values."""
         self.token_ids += token_ids
         given = {"token_ids": token_ids, **values}
         for name, column in _COLUMNS.items():
