@@ -87,7 +87,7 @@ class ReverseText(Environment):
         """Return `count` distinct words, with more long words if there are too few short ones."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # number of words
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length
             if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:

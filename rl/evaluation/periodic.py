@@ -46,7 +46,7 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:
-        """Return whether to evaluate a version: all multiples of `every` and the last version."""
+        """Return whether a version is evaluated: each multiple of `every` is, and the last one."""
         return version % self.every == 0 or version == last
 
 

@@ -31,7 +31,7 @@ class FittingExamples(LazyExamples):
         max_seq_len: int,
         max_prompt_len: int | None,
     ) -> None:
-        """`max_prompt_len`: most tokens of a prompt; None: any number below max_seq_len."""
+        """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
         # A prompt with this number of tokens or more is too long.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)

@@ -14,7 +14,7 @@ from rl.inference.completion import Completion
 from rl.records import SampledColumns, TrainingRow, columns_of
 
 Hint = Callable[..., Awaitable[list[int]]]
-"""Function from a prompt that begins a row to the tokens of the prompt with its hint."""
+"""Function that takes the first prompt of a row and returns its tokens with the hint added."""
 
 _COLUMNS = columns_of(SampledColumns)
 
