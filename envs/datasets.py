@@ -148,7 +148,7 @@ class Hub(Dataset):
     """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`.
 
     Attributes:
-        config: name of a configuration (subset) of the data set; None: there is only one.
+        config: name of a configuration (subset) of the data set; None: the only one.
         split, eval_split: names of the training and eval splits, such as train or train[:90%].
         revision: branch, tag or commit; None: the newest commit.
     """

@@ -141,7 +141,7 @@ class Environment:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return name -> reward of a finished episode. NaN: the episode cannot be scored.
+        """Return name -> reward of a finished episode; NaN if the episode cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
         The reward is then the sum, but advantage=turn_group_mean uses the number of each turn.

@@ -129,7 +129,7 @@ def _as_list(answers: Sequence[str]) -> Sequence[str]:
 
 
 def _comparable(text: str, answer: str) -> tuple[str, str]:
-    """Return text and answer, both normalised as far as the answer does not become empty."""
+    """Return text and answer with the strongest normalisation that keeps the answer non-empty."""
     forms = (normalised, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
     for form in forms:
         if expected := form(answer):

@@ -75,7 +75,7 @@ class ExportedRubric(vf.Rubric):
         if state["error"] is not None:
             return
         played: PlayedEpisode = state[PLAYED]
-        # If a limit of verifiers ended the rollout, `env_response` has not got the last turn.
+        # If a limit of verifiers ended the rollout, `env_response` did not receive the last turn.
         if len(state["trajectory"]) > played.episode.turns:
             played.add(_newest_message(state))
         played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)

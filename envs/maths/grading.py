@@ -77,7 +77,7 @@ def normalised(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the number in a normalised answer, without its unit; None: the answer has none."""
+    """Return the number in a normalised answer, without its unit; None if it contains no number."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -133,7 +133,7 @@ class Grader:
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, means None: the answers cannot be compared.
+        # Return None for any other output, such as a traceback: a comparison was impossible.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:

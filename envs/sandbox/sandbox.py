@@ -71,7 +71,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Error: the process sent an invalid answer. The message continues the words "the code"."""
+    """Error: the process sent an invalid answer. The message follows the words "the code"."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -168,7 +168,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return why it failed, as a continuation of the words "the code"."""
+        """Kill the process. Return why it failed, in words that follow "the code"."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)

@@ -165,7 +165,7 @@ class WikiSearch(Environment):
 
 
 def expert(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return a conversation that finds the answer; None: the search does not find the page."""
+    """Return a conversation that finds the answer; None if the search misses the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
     if question.level != 2:  # at level 2 the answer is the page's title, so no section is read

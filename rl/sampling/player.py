@@ -42,7 +42,7 @@ class Player:
     """Plays the episodes of an environment, which may be a mixture.
 
     Attributes:
-        seed: seed of the run, from which each request's seed is derived; None: no request seeds.
+        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
     """
 
     sampler: PolicySampler
@@ -268,6 +268,6 @@ class _RolloutInputs:
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    prompt: Prompt | None = None  # first prompt; None: not rendered yet
+    prompt: Prompt | None = None  # first prompt; None until it is rendered
     hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
     opening: Completion | None = None  # first completion, from the request that the group shared

@@ -102,7 +102,7 @@ class RendererChat(Chat):
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Append completion and reply to the prompt's tokens, or render the whole conversation."""
+        """Append completion and reply to the prompt's tokens. If impossible, render everything."""
         # This call keeps the sampled tokens. It returns None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,

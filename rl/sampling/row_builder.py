@@ -54,7 +54,7 @@ class RowBuilder:
     """The training rows of one rollout, oldest first."""
 
     def __init__(self, hints: Hint | None = None) -> None:
-        """`hints` renders a prompt with the hint; None: the reference model sees no hints."""
+        """`hints` renders prompts with hints. If it is None, the reference model sees no hints."""
         self._hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0

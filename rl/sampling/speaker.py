@@ -38,7 +38,7 @@ class Speaker:
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
-    # (conversation, prompt, completion) of the newest turn; None: no turn yet
+    # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
 
