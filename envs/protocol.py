@@ -144,7 +144,7 @@ class Environment:
         """Return name -> reward of a finished episode; NaN if the episode cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
-        The reward is then the sum, but advantage=turn_group_mean uses the number of each turn.
+        The reward of a list is its sum, but advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 

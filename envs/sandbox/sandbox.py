@@ -71,7 +71,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Error: the process sent an invalid answer. The message follows the words "the code"."""
+    """Error: the process sent an invalid answer. Error texts add "the code" before the message."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
