@@ -64,7 +64,7 @@ class Objects:
         return own[name]
 
     def close(self, episode: Episode) -> None:
-        """Close the episode's objects, newest first. If `close` raises, close the others first."""
+        """Close the episode's objects, newest first, even if the `close` of one object raises."""
         with ExitStack() as stack:
             for value in episode.memory.pop(_MEMORY, {}).values():
                 if callable(close := getattr(value, "close", None)):
@@ -106,7 +106,7 @@ class Binder:
             )
 
     def tool(self, function: Function) -> Function:
-        """Return a tool that gets its objects by itself. The policy sees the other parameters."""
+        """Return a tool that adds the objects to the arguments that the policy writes."""
         inner = unwrapped(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class: list a function instead")

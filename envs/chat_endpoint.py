@@ -42,7 +42,7 @@ class ChatEndpoint:
     """The address of a chat server, its model and the environment variable with the API key.
 
     Attributes:
-        option: name of the option that sets `url`, such as client.url. Messages quote this name.
+        option: name of the option that sets `url`, such as client.url, for error messages.
         raises: class of the exceptions that the methods raise.
     """
 

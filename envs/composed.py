@@ -112,7 +112,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return name -> function and name -> weight. A reward's entry may contain its weight."""
+    """Return the reward functions and their weights, from the entries `given` or `weights`."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}

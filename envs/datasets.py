@@ -4,7 +4,7 @@
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
 A prompt is text or a list of messages. If there is no eval split, rows are held out from training.
-The hash of a row's prompt decides, so the order of the rows does not matter, and a repeated prompt
+A prompt's hash decides its split, so the order of the rows does not matter, and a repeated prompt
 is in one split only. Any class with a method `examples` can be the `dataset` of envs/composed.py.
 """
 
@@ -33,7 +33,7 @@ class Dataset:
         path: the file, file pattern or hub name of the rows.
         prompt: name of the column with the prompt.
         answer: name of the column with the answer (info["answer"] in rewards); None: no answer.
-        num_eval: most rows of the eval split; without an eval split, number of prompts held out.
+        num_eval: maximum number of eval rows, or of held-out prompts if there is no eval split.
     """
 
     path: str
@@ -100,7 +100,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds an example when it is read. All at once may not fit in memory."""
+    """A sequence that builds each example when it is read, because all may not fit in memory."""
 
     dataset: Dataset
     rows: Rows
@@ -148,7 +148,7 @@ class Hub(Dataset):
     """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`.
 
     Attributes:
-        config: name of a configuration (subset) of the data set; None: there is only one.
+        config: name of a configuration (subset) of the data set; None: the only one.
         split, eval_split: names of the training and eval splits, such as train or train[:90%].
         revision: branch, tag or commit; None: the newest commit.
     """

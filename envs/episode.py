@@ -82,6 +82,6 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum adds three thirds to exactly 1. It raises for infinities, which become NaN.
+        # math.fsum adds 1/3 three times to exactly 1. It may raise for infinities, so return NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

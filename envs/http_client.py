@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # not the global one, so that retries do not change the run's numbers
+_RANDOM = random.Random()  # separate, so that retries draw no numbers from the run's generator
 
 
 def may_succeed_later(status: int) -> bool:
@@ -44,7 +44,7 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # A date instead of seconds is ignored, because it is rare.
+        with suppress(ValueError):  # The header may contain a date. This is rare and ignored.
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
@@ -114,13 +114,13 @@ class HttpClient:
         return text
 
     def without_key(self, text: str) -> str:
-        """Return a server's text for a message, because some servers repeat the key they got."""
+        """Return a server's text without the API key, which some servers repeat in errors."""
         key = os.environ.get(self.api_key_variable or "", "")
         return text.replace(key, "(the key)") if key else text
 
     async def _text(self, answer: httpx.Response) -> str:
         status = answer.status_code
-        if "Content-Encoding" in answer.headers:  # a compressed answer may have gigabytes
+        if "Content-Encoding" in answer.headers:  # could expand to gigabytes
             raise HttpError(
                 "compresses its answers although the request forbids it: disable this", status
             )

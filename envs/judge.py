@@ -84,7 +84,7 @@ class Judge:
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score of `text`, between 0 and 1. Raise JudgeError without a score."""
+        """Return the judge's score of `text`, in 0..1. Raise JudgeError if there is no score."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)
@@ -98,7 +98,7 @@ class Judge:
     def _parsed_score(self, text: str) -> float:
         """Return the score, between 0 and 1, in the last line of `text` that contains one."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
-        # From the end, because a judge first gives reasons and then its score.
+        # Search from the end, because a judge first gives reasons and then its score.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"

@@ -15,7 +15,7 @@ def cache_folder() -> Path:
 
 
 class LazyExamples(Sequence[Example]):
-    """Base class of sequences that build an example when read, with `__len__` and `example_at`."""
+    """Base class of lazy sequences of examples. Subclasses define `__len__` and `example_at`."""
 
     def example_at(self, index: int) -> Example:
         """Build and return the example at `index`, where 0 <= index < len(self)."""

@@ -73,7 +73,7 @@ def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
 
 
 def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return one environment's sampler options. Raise ValueError if one must be the run's."""
+    """Return `given`. Raise ValueError if it has an option that only a whole run can have."""
     if other := [name for name in given if name not in _LIMITS]:
         raise ValueError(
             f"{key}.{other[0]}: one environment may have its own {', '.join(_LIMITS)} and no other "

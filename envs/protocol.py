@@ -141,10 +141,10 @@ class Environment:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return name -> reward of a finished episode. NaN: the episode cannot be scored.
+        """Return name -> reward of a finished episode; NaN if the episode cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
-        The reward is then the sum, but advantage=turn_group_mean uses the number of each turn.
+        The reward of a list is its sum, but advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ class Environment:
 
         For rewards that compare the episodes: a judge that ranks them, a majority vote, diversity.
         `score` and `close` were called for each episode before. Episodes that failed are left out.
-        An error costs the whole group. The default returns no rewards.
+        After an error, no rollout of the group has a reward. The default returns no rewards.
         """
         return [{} for _ in episodes]
 
@@ -176,7 +176,7 @@ class Environment:
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the prompt of a reference model with `sees_hint`. The policy's is `messages`.
+        """Return the prompt of a reference model with `sees_hint`. The policy reads `messages`.
 
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's

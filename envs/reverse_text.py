@@ -20,7 +20,7 @@ from envs.protocol import Environment, checked_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # longer words are not drawn by random.sample: len(range(26**14)) overflows
+_MAX_NUMBERED = 13  # random.sample cannot draw longer words: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class ReverseText(Environment):
         """Return `count` distinct words, with more long words if there are too few short ones."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # of this length; round up
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length
             if length > _MAX_NUMBERED:
                 drawn: set[str] = set()
                 while len(drawn) < share:

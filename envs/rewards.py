@@ -1,8 +1,8 @@
 """Rewards that compare the policy's text with accepted answers or with a pattern.
 
-    exact, f1                                      text: str, answers: Sequence[str]
-    exact_match, token_f1, contains, number_match  Episode, whose info["answer"] is the answer
-    matches                                        Episode
+    exact, f1                                      compare any text with a list of answers
+    exact_match, token_f1, contains, number_match  compare the policy's text with info["answer"]
+    matches                                        compares the policy's text with a pattern
 
 An answer is text or a number, or a list of accepted answers. The compared text is the policy's last
 turn without its reasoning. The text is empty if the reasoning has no end. Rewards are coroutine
@@ -35,7 +35,7 @@ NUMBER = re.compile(
 def normalised(text: str) -> str:
     """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    This drops the sign of a number, so compare numbers with `number_match`.
+    The sign of a number is dropped, too, so compare numbers with `number_match`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
@@ -51,7 +51,7 @@ def exact(text: str, answers: Sequence[str]) -> float:
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Return the best F1, in 0..1, of the words of `text` and of any answer, as in `exact`."""
+    """Return the best F1, in 0..1, of `text` and an answer, which are normalised as in `exact`."""
     return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
@@ -129,7 +129,7 @@ def _as_list(answers: Sequence[str]) -> Sequence[str]:
 
 
 def _comparable(text: str, answer: str) -> tuple[str, str]:
-    """Return text and answer, both normalised as far as the answer does not become empty."""
+    """Return text and answer with the strongest normalisation that keeps the answer non-empty."""
     forms = (normalised, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
     for form in forms:
         if expected := form(answer):

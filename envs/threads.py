@@ -1,4 +1,4 @@
-"""Calls environment code that may block in a thread, so that it does not block the event loop.
+"""Calls environment code, in a thread if it may block, so that the event loop is not blocked.
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
 hangs, the caller's timeout ends the wait, and the thread is abandoned: it delays neither other
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # maximum number of threads, with those that hang; further calls wait
+MAX_THREADS = 64  # maximum number of threads, including those that hang
 
 
 @dataclass
@@ -23,7 +23,7 @@ class _Threads:
     """The threads of one event loop. Each loop needs its own semaphore."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # abandoned call that runs -> its function
+    hung: dict[int, str] = field(default_factory=dict)  # id of an abandoned call -> its function
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}

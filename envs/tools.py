@@ -1,4 +1,4 @@
-"""Turns Python functions into tools: their schemas for the policy, the answers to its calls.
+"""Turns Python functions into tools: builds their schemas and answers the policy's calls.
 
     def search_pages(query: str, limit: int = 3) -> str:
         '''Find pages by title.

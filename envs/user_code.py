@@ -14,7 +14,7 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 def is_library(file: str) -> bool:
     """Return whether a file belongs to Python or to an installed package.
 
-    Files of this checkout and of editable installs do not.
+    Files of this checkout and of editable installs count as the user's code.
     """
     path = Path(file)
     if not path.is_absolute():  # a name such as <frozen importlib>

@@ -38,7 +38,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # -1: no limit. `env_response` enforces our max_turns, after it has got the last turn.
+            # -1 is no limit. `env_response` enforces our max_turns, because it needs the last turn.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
@@ -54,7 +54,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
         state: vf.State,
         **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
-        """Return the environment's reply. At the end, set state["final_env_response"]."""
+        """Return the environment's reply. To end the rollout, set state["final_env_response"]."""
         played: PlayedEpisode = state[PLAYED]
         cut_off = state["trajectory"][-1]["is_truncated"]
         try:
@@ -75,7 +75,7 @@ class ExportedRubric(vf.Rubric):
         if state["error"] is not None:
             return
         played: PlayedEpisode = state[PLAYED]
-        # If a limit of verifiers ended the rollout, `env_response` has not got the last turn.
+        # If a limit of verifiers ended the rollout, `env_response` did not receive the last turn.
         if len(state["trajectory"]) > played.episode.turns:
             played.add(_newest_message(state))
         played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)

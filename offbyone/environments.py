@@ -34,7 +34,7 @@ def load(name: str, **options: Any) -> Environment:
 def load_exported(name: str, **options: Any) -> Environment:
     """Return `load(...)` for the verifiers library, which cannot call `score_group`.
 
-    Raise ValueError if the environment has one, because its rewards would be missing.
+    Raise ValueError if the environment defines `score_group`, whose rewards would be missing.
     """
     env = load(name, **options)
     if env.scores_groups:

@@ -21,7 +21,7 @@ from offbyone.episodes import PlayedEpisode
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The options of the taskset: environment, its changed options (`knobs`), and split."""
+    """The options of the taskset. `knobs` contains the changed options of the environment."""
 
     env: str = "reverse-text"
     knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -123,7 +123,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent: it runs in this process, because the harness starts no program."""
+    """The options of the agent, which runs in this process, as the harness starts no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

@@ -43,8 +43,8 @@ class Maths(Environment):
     async def score(self, episode: Episode) -> dict[str, float]:
         r"""Return three rewards, each 0 or 1.
 
-        correct: the last \boxed{}, else the text after the last ####, else the last number means
-        the same as the example's answer. format: the answer is in \boxed{} or after ####.
+        correct: the answer (`final_answer` in grading.py) means the same as the example's answer.
+        format: the answer is in \boxed{} or after ####.
         unjudged: the comparison exceeded its limits, so the answer counts as wrong.
         """
         answer = final_answer(episode.text)

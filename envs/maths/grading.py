@@ -14,7 +14,7 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # a comparison times out after this many times its limit of processor time
+CLOCK_PER_CPU = 20  # timeout of a comparison, as a multiple of its limit of processor time
 MAX_CHARS = 500  # answers with more characters are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
@@ -50,7 +50,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # (position, whether of \boxed{) of each unclosed brace
+    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, is it of \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -77,7 +77,7 @@ def normalised(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the number in a normalised answer, without its unit; None: the answer has none."""
+    """Return the number in a normalised answer, without its unit; None if it contains no number."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -133,7 +133,7 @@ class Grader:
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, means None: the answers cannot be compared.
+        # Return None for any other output, such as a traceback: a comparison was impossible.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from random import Random
 from envs.episode import Split
 from envs.options import check_at_least
 
-MAX_TRIES = 20  # draws per requested question, after which too few different questions exist
+MAX_TRIES = 20  # maximum number of draws, divided by the number of requested questions
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, x86_64 number, aarch64 number of each call. Old C libraries (x86_64) use the last line.
+# Name, x86_64 number and aarch64 number of each call. Only old C libraries use the last line.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -124,7 +124,7 @@ def landlock(paths: Sequence[str]) -> bool:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # All file rights that this version of Landlock knows are forbidden, except as allowed below.
+    # Forbid all file rights that this version of Landlock knows. The loop allows to read `paths`.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -168,7 +168,7 @@ def _seccomp_program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # Python calls ioctl for every file that it opens. ENOTTY is normal for regular files.
+    # Python calls ioctl for every file that it opens, and expects ENOTTY for regular files.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
     # Allow openat for reading only. Landlock checks paths, which a filter cannot read.
     steps += [

@@ -21,7 +21,7 @@ from types import CodeType
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message, whose text is an error of the start, or empty
+READY = bytes(8)  # ticket of the first message. Its text is empty, or says why the start failed.
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -111,7 +111,7 @@ def receive(fd: int, count: int) -> bytes:
     while len(data) < count:
         part = os.read(fd, count - len(data))
         if not part:
-            os._exit(0)  # without the atexit functions that the policy's code registered
+            os._exit(0)  # skips atexit functions that the policy's code registered
         data += part
     return data
 

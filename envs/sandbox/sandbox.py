@@ -37,7 +37,7 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The process gets only these environment variables. It cannot start threads, so libraries get one.
+# The process gets only these environment variables. It cannot start threads, so libraries use one.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -71,7 +71,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Error: the process sent an invalid answer. The message continues the words "the code"."""
+    """Error: the process sent an invalid answer. Error texts add "the code" before the message."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -157,7 +157,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # check again after `left` seconds, the earliest possible time
+                if left > 0:  # the limit is at least `left` seconds away
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -168,7 +168,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return why it failed, as a continuation of the words "the code"."""
+        """Kill the process. Return why it failed, in words that follow "the code"."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -193,7 +193,7 @@ class Sandbox:
             "max_output_chars": limits.max_output_chars,
             "allow_without_landlock": limits.allow_without_landlock,
         }
-        # Not started in another thread, because the process ends with the thread that starts it.
+        # Start the process in this thread, because it ends with the thread that starts it.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

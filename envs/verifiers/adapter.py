@@ -34,7 +34,7 @@ class Adapter(Protocol):
     reward_weights: dict[str, float]
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the first `limit` rows of a split; None: the split does not exist."""
+        """Return the first `limit` rows of a split; None if the split does not exist."""
         ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:

@@ -60,7 +60,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # After a single or a truncated turn, stop_reason=None: the turn's own is more precise.
+        # stop_reason=None after a single or truncated turn, whose own stop reason is more precise.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),

@@ -107,7 +107,7 @@ def module_of(env_id: str) -> str:
 def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
     """Load an environment with the installed version of the library.
 
-    Raise ValueError if the library or the package is missing, or the package needs the other API.
+    Raise ValueError if the library or the package is missing, or they do not fit together.
     """
     if find_spec("verifiers") is None:
         raise ValueError(

@@ -137,7 +137,7 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the episode's outcome. `full`: the context was full, so the harness may fail."""
+    """Return the episode's outcome. `full`: the context was full, so an error is accepted."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, but only one can train: choose another env.id")

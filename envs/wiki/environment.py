@@ -153,7 +153,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # A checksum, because hash() of a text differs between processes.
+        # Sort by a checksum, because hash() of a text differs between processes.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:
@@ -165,7 +165,7 @@ class WikiSearch(Environment):
 
 
 def expert(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return a conversation that finds the answer; None: the search does not find the page."""
+    """Return a conversation that finds the answer; None if the search misses the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
     if question.level != 2:  # at level 2 the answer is the page's title, so no section is read

@@ -138,7 +138,7 @@ def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
 
 
 def _questions_about(kind: str, row: Row) -> Iterator[Question]:
-    """Yield questions of level 1 (contains the title), 2 (asks for it), 3 (needs two pages)."""
+    """Yield questions that contain the title (level 1), ask for it (2), or need two pages (3)."""
     title = row[kind]
     for column, fact in FACTS[kind].items():
         value = row[column]

@@ -27,7 +27,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # `page.text` has the title, too: counted twice, it ranks the page above others with it.
+        # `page.text` contains the title, too. Twice in the text, it ranks this page above others.
         texts = [_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)

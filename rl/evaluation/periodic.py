@@ -46,7 +46,7 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def due(self, version: int, last: int) -> bool:
-        """Return whether to evaluate a version: all multiples of `every` and the last version."""
+        """Return whether a version is evaluated: each multiple of `every` is, and the last one."""
         return version % self.every == 0 or version == last
 
 
@@ -80,7 +80,7 @@ class Evaluator:
     async def finish(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due.
 
-        The service calls this method once for each rank.
+        The rollouts process calls this method once for each trainer rank.
         """
         # Shielded, so that a rank that disconnects does not cancel the future of the other ranks.
         metrics = self._metrics.get(version)
@@ -114,7 +114,7 @@ class Evaluator:
         return summarise(played, settings.pass_threshold).metrics()
 
     def _player_of(self, version: int) -> Player:
-        """Return the training player with the evaluation's temperature and without hints."""
+        """Return a copy of the training player with the evaluation's temperature and no hints."""
         sampler = replace(self.player.sampler, temperature=self.settings.temperature)
         chat = self.player.chat.at_version(sampler, version)
         return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())

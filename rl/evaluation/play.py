@@ -20,7 +20,7 @@ from rl.runtime.files import json_line
 def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
     """Return `num_examples` examples of a split, or all examples if there are fewer.
 
-    A mixture's environments contribute by weight. A larger number returns these examples and more.
+    A larger `num_examples` only adds examples. In a mixture, weights set each environment's share.
     """
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
@@ -34,7 +34,7 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
 
 def _shuffled(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
-    # Not the run's seed, so that runs with different seeds evaluate the same examples.
+    # The seed is constant, so that runs with different seeds evaluate the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 
@@ -56,7 +56,7 @@ async def play(
     max_concurrent: int,
     done: Callable[[Played], None] = lambda _: None,
 ) -> list[Played]:
-    """Sample `rollouts_per_example` rollouts of each example. Return them in the same order.
+    """Sample `rollouts_per_example` rollouts of each example. Keep the order of examples.
 
     At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
     An exception of `play_group` ends the evaluation.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from envs.episode import Example
 from rl.records import Rollout
 
-TOO_HARD, TOO_EASY = 0.0, 0.8  # advice is given if pass@1 is at most / above these values
-MAX_ZERO_SPREAD = 0.5  # advice is given if this share of the examples has only equal rewards
+TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 <= TOO_HARD or > TOO_EASY leads to advice
+MAX_ZERO_SPREAD = 0.5  # this share of examples with only equal rewards leads to advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The metrics of one evaluation. Shares are between 0 and 1. NaN: there is no value."""
+    """The metrics of one evaluation. Shares are in 0..1. A metric without a value is NaN."""
 
     num_examples: int
     num_rollouts: int
@@ -152,7 +152,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return name -> mean over the rollouts that have a reward of this name (`finite_means`)."""
+    """Return reward name -> mean of its finite values over the rollouts (`finite_means`)."""
     return finite_means([pair for rollout in rollouts for pair in rollout.rewards.items()])
 
 
@@ -198,9 +198,9 @@ def standard_error(groups: RewardGroups) -> float:
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
     """Return the estimated probability that at least one of k rollouts has reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out. NaN: no example remains.
+    Examples with fewer than k scored rollouts are left out. If no example remains, return NaN.
     """
-    # Unbiased estimate of arXiv:2107.03374: k rollouts drawn without replacement from the group.
+    # Unbiased estimator of arXiv:2107.03374, which draws k rollouts without replacement.
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups
@@ -216,7 +216,7 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of examples whose rewards are all equal; NaN if none has two rollouts."""
+    """Return the share of examples with equal rewards; NaN if no example has two rollouts."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

@@ -5,8 +5,8 @@
                         `--------------- next_prompt <-------------'
 
 `RendererChat` renders messages to tokens in this process. Its next prompt is the last prompt, the
-sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If a chat format does not allow
-this, the whole conversation is rendered again, and the rollout gets a second row (a fork).
+sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat format changes
+earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -57,7 +57,7 @@ class Chat:
         """
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
-        """Return the number of tokens of a first prompt; None: only the server can count them."""
+        """Return the number of tokens of a first prompt; None if only the server can count."""
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -65,7 +65,7 @@ class Chat:
         raise NotImplementedError
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Return `n` completions. Completion i gets the seed `seed` + i, or none if it is None."""
+        """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
         raise NotImplementedError
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
@@ -75,7 +75,7 @@ class Chat:
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return `prompt` extended by `completion` (parsed: `message`) and the reply to it."""
+        """Return the next prompt: `prompt`, `completion` (parsed into `message`) and `reply`."""
         raise NotImplementedError
 
     def max_new_tokens(self, prompt: Prompt) -> int:  # noqa: ARG002
@@ -178,7 +178,7 @@ class Hints:
     _newest: tuple[Prompt, list[int]] | None = None
 
     async def __call__(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of `prompt` with the hint. The reference reads them instead of it."""
+        """Return the tokens that the reference model reads: `prompt` with the hint."""
         if self._newest is None or self._newest[0] is not prompt:
             with as_environment_error(self.env, "teacher_messages"):
                 messages = self.env.teacher_messages(self.example, list(prompt.messages))

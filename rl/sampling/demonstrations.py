@@ -41,7 +41,7 @@ class ImitationSampler:
     """
 
     uses_vllm: ClassVar[bool] = False
-    temperature: ClassVar[float] = 1.0  # the trainer divides its logits by it; 1.0: no change
+    temperature: ClassVar[float] = 1.0  # the trainer divides all logits by this number
     max_concurrent: ClassVar[int] = 4096
     seeded: ClassVar[bool] = False  # no request needs a seed, because vLLM is not used
 
@@ -166,15 +166,15 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
-    The stop token is included unless the message is `cut_off`. The message is rendered after an
-    empty question, because in every chat format a turn's tokens do not depend on earlier turns.
+    The stop token is included unless the message is `cut_off`. An empty question replaces the
+    earlier turns, because a turn's own tokens do not depend on earlier turns in any chat format.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     conversation = [question, message]
     if not _has_reasoning(message):
-        # Another question follows the message. In last position some formats would add an empty
-        # think block to it, and GLM's stop token is the role token of the following message.
+        # Render a second question after the message, because some formats add an empty think block
+        # to a last message, and GLM's stop token is the role token of the following message.
         conversation.append(question)
     rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)

@@ -17,7 +17,7 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Raise EnvironmentFailed if `env.what()` raises, but not for cancellation or server errors."""
+    """Convert exceptions to EnvironmentFailed, except server errors and the task's cancellation."""
     try:
         yield
     except GenerationError:

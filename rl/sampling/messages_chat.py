@@ -34,7 +34,7 @@ class MessageCompletion(Completion):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesClient:
-    """The options of conf/client/messages.yaml: server, model, environment variable of the key."""
+    """The client of conf/client/messages.yaml, which explains the options."""
 
     needs_vllm: ClassVar[bool] = False
     url: str

@@ -42,7 +42,7 @@ class Player:
     """Plays the episodes of an environment, which may be a mixture.
 
     Attributes:
-        seed: seed of the run, from which each request's seed is derived; None: no request seeds.
+        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
     """
 
     sampler: PolicySampler
@@ -50,7 +50,7 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
-    hinted_envs: frozenset[str] = frozenset()  # environments with a reference that sees hints
+    hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
     # environment name -> semaphore, for environments that set max_concurrent
@@ -102,7 +102,7 @@ class Player:
     async def _score_group(
         self, env: Environment, played: Sequence[tuple[Rollout, Episode]]
     ) -> tuple[Rollout, ...]:
-        """Add the rewards of `env.score_group`. If it fails, no rollout has a score."""
+        """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
         scored = [episode for rollout, episode in played if not rollout.error]
         try:
             async with Clock(self.sampler.rollout_timeout).running():
@@ -141,7 +141,7 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries), episode
-            # opening=None: the retry samples its own first turn. The shared completion was used.
+            # With opening=None the retry samples a new first turn. The shared one has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
@@ -200,7 +200,7 @@ class Player:
             turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
         )
-        # The rewards of the group are added first, because a weight may name one of them.
+        # With score_group, `_score_group` computes the reward, which may need the group's rewards.
         if not error and not env.scores_groups:
             rollout = rewarded(env, rollout, rewards, self._checked)
         return rollout, episode
@@ -268,6 +268,6 @@ class _RolloutInputs:
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    prompt: Prompt | None = None  # first prompt; None: not rendered yet
+    prompt: Prompt | None = None  # first prompt; None until it is rendered
     hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
     opening: Completion | None = None  # first completion, from the request that the group shared

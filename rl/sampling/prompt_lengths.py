@@ -31,7 +31,7 @@ class FittingExamples(LazyExamples):
         max_seq_len: int,
         max_prompt_len: int | None,
     ) -> None:
-        """`max_prompt_len`: most tokens of a prompt; None: any number below max_seq_len."""
+        """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
         # A prompt with this number of tokens or more is too long.
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
@@ -62,12 +62,12 @@ class FittingExamples(LazyExamples):
         )
 
     def _tokens_if_too_long(self, index: int) -> int:
-        """Return the number of tokens if the prompt is too long, else 0. Warn about long ones."""
+        """Return the number of tokens of a too long prompt, after a warning; 0 for others."""
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_if_too_long(example)
             self._num_long += tokens > 0
-            if tokens and self._num_long.bit_count() == 1:  # at 1, 2, 4, 8, ... too long prompts
+            if tokens and self._num_long.bit_count() == 1:  # warn at the 1st, 2nd, 4th, 8th, ...
                 log.warning(
                     "%d of %d prompts of env %r that were drawn are replaced, because they %s. "
                     "The last one has %d tokens",

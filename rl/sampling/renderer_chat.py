@@ -6,7 +6,7 @@
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-start of a run tests whether the format does so. Then `client.on_rewrite` says what happens.
+start of a run tests for this. If the format drops thinking, `client.on_rewrite` says what happens.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +26,7 @@ from rl.sampling.clock import CompletionSlots
 from rl.sampling.prefix_probe import report_rewriting, rewrites_history
 from rl.sampling.sampler import PolicySampler
 
-_MIN_TOKENS_PER_S = 1.0  # a completion is assumed to get at least this many tokens per second
+_MIN_TOKENS_PER_S = 1.0  # assumed lowest sampling speed of one completion
 _CALL_ERRORS = {  # `ParsedToolCall.status` -> error text for the policy
     "invalid_json": "the tool call is not valid JSON",
     "unclosed_block": "the tool call is not closed",
@@ -45,7 +45,7 @@ class RendererChat(Chat):
         requests: client that sends a group's requests to one replica; None outside of `group()`.
     """
 
-    render_error: ClassVar[type[Exception]] = Exception  # raised for a message it cannot render
+    render_error: ClassVar[type[Exception]] = Exception  # raised if a message cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
@@ -102,8 +102,8 @@ class RendererChat(Chat):
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Append completion and reply to the prompt's tokens, or render the whole conversation."""
-        # The bridge keeps the sampled tokens. None: the chat format changes earlier turns.
+        """Append completion and reply to the prompt's tokens. If impossible, render everything."""
+        # This call keeps the sampled tokens. It returns None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -118,7 +118,7 @@ class RendererChat(Chat):
     async def rendered_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the conversation. If the chat format refuses the newest turn, send it as text."""
+        """Render the conversation. If the format cannot render the newest turn, use its text."""
         try:
             turn = self._history_message(prompt, completion, message)
             return await self.first_prompt([*prompt.messages, turn, *reply], prompt.tools)
@@ -192,7 +192,7 @@ class RendererClient:
     """The client of conf/client/renderer.yaml: the rollouts process renders prompts to tokens."""
 
     needs_vllm: ClassVar[bool] = True
-    renders: ClassVar[bool] = True  # in this process, so that the chat format must be known
+    renders: ClassVar[bool] = True  # this process renders, so it must know the chat format
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager
@@ -210,7 +210,7 @@ class RendererClient:
             if setting.has_turns and await rewrites_history(chat, renderer):
                 choices = "extend (keep thinking, one row) or fork (drop thinking, several rows)"
                 report_rewriting(self.on_rewrite, choices)
-                # on_rewrite=fork needs no code here: row_builder.py begins a row where it must.
+                # on_rewrite=fork needs no code here, because row_builder.py begins the new rows.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat

@@ -14,7 +14,7 @@ def rewarded(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    The names are checked once per environment; `checked` holds the names of these environments.
+    Reward names are checked once per environment. `checked` contains the checked environments.
     """
     if rewards and env.name not in checked:
         _check_names(env, rewards)

@@ -14,7 +14,7 @@ from rl.inference.completion import Completion
 from rl.records import SampledColumns, TrainingRow, columns_of
 
 Hint = Callable[..., Awaitable[list[int]]]
-"""Function from a prompt that begins a row to the tokens of the prompt with its hint."""
+"""Function that takes the first prompt of a row and returns its tokens with the hint added."""
 
 _COLUMNS = columns_of(SampledColumns)
 
@@ -28,7 +28,7 @@ class GrowingRow:
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
-        """Append tokens. `values`: column name -> one value per token; others get fill values."""
+        """Append tokens. `values`: column -> one value per token. Other columns get fill values."""
         self.token_ids += token_ids
         given = {"token_ids": token_ids, **values}
         for name, column in _COLUMNS.items():
@@ -54,7 +54,7 @@ class RowBuilder:
     """The training rows of one rollout, oldest first."""
 
     def __init__(self, hints: Hint | None = None) -> None:
-        """`hints` renders a prompt with the hint; None: the reference model sees no hints."""
+        """`hints` renders prompts with hints. If it is None, the reference model sees no hints."""
         self._hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0

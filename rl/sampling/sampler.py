@@ -61,7 +61,7 @@ class PolicySampler:
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # A stop text may contain special tokens, and vLLM finds them only if it decodes them.
+            # skip_special_tokens=False, because a stop text may contain special tokens.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
 
@@ -91,5 +91,5 @@ class RequestSeeds:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
         self._turns += 1
-        # 7 bytes = 56 bits: vLLM accepts 63 bits, and completion j of a request gets seed + j.
+        # 7 bytes, so that seed + j of completion j stays within the 63 bits that vLLM accepts.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

@@ -38,7 +38,7 @@ class Speaker:
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
     stop_reason: StopReason = StopReason.STOP
-    # (conversation, prompt, completion) of the newest turn; None: no turn yet
+    # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
 
@@ -53,7 +53,7 @@ class Speaker:
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
-        # Drawn before the first await, so that concurrent turns get seeds in the order of calls.
+        # Draw the seed before waiting for vLLM, because concurrent turns may wait in any order.
         seed = self.seeds.next()
         try:
             async with self.engine():
@@ -82,7 +82,7 @@ class Speaker:
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
-            # If only messages were added, the sampled tokens are kept and the new ones appended.
+            # If no earlier message was changed, keep the sampled tokens and append new messages.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same_messages(before, repeated):

@@ -43,8 +43,8 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations, with replacement, of this environment if there are any."""
-        known = read_conversations(self.path, self.min_reward)  # cached by the constructor
+        """Yield random conversations of this environment, or of any if it has none, repeatedly."""
+        known = read_conversations(self.path, self.min_reward)  # cached: the constructor called it
         # If no line names this environment, all lines are used, although their prompts differ.
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
@@ -55,7 +55,7 @@ class TranscriptSampler(ImitationSampler):
 
 @cache
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return (environment or "", messages) of each line. Files are read in the order of names.
+    """Return (environment or "", messages) of each line, in the order of the files' names.
 
     If the last turn was cut off, its message gets `cut_off`, so that no stop token is trained. A
     conversation that was cut off inside thinking or a tool call is left out, because no chat format
@@ -66,7 +66,7 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # Not splitlines(), which also splits at U+2028. A JSON string may contain U+2028.
+        # splitlines() would also split at U+2028, which a JSON string may contain.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue

@@ -30,7 +30,7 @@ class Watchdog:
     def __init__(
         self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
     ) -> None:
-        """`show` displays a message; `patience`: seconds until blocking code is reported."""
+        """`show`: displays a message. `patience`: seconds until blocking code is reported."""
         self._show, self._patience, self._interval = show, patience, interval
         self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
         self._ended = threading.Event()
