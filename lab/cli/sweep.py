@@ -167,7 +167,7 @@ class SweepStart(Callback):
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # with ${now:...} each job would get another one
+            config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)

@@ -25,7 +25,7 @@ class Process(Protocol):
     @property
     def group(self) -> int | None: ...  # process group id; None if on another machine
     @property
-    def returncode(self) -> int | None: ...  # None while running; negative: a signal or a lost host
+    def returncode(self) -> int | None: ...  # None while running, < 0 if killed or lost
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
     def kill(self) -> None: ...  # end the process and its children; keep its exit status readable
     def end(self) -> None: ...  # end the process and its children; safe to call twice

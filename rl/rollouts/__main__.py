@@ -47,7 +47,7 @@ def _expert_player(
 ) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # used only to find its environment, whose expert writes the prompts
+        example: Example,  # only selects the environment, because the sampler makes the prompts
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
