@@ -62,7 +62,7 @@ def next_commands(
 
     `num_seen`: number of validation examples, which are also the first evaluated examples.
     """
-    remote = choices.get("client") == "messages"  # no token ids, so no training
+    remote = choices.get("client") == "messages"  # this client gets no token ids for training
     names = {item: key_of(item) for item in overrides}
     kept = [
         item

@@ -91,7 +91,7 @@ def _connect(address: str) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        if address != "auto":  # test it first: ray.init would retry for minutes
+        if address != "auto":  # test the address first, because ray.init would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         # Without this, Ray prints the log of a failed RayNode over the run's screen.
