@@ -1,8 +1,8 @@
 """The tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
-is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old - log
-mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
+is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old -
+log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
 `mismatch` contains the change by training. rl/runtime/token_files.py explains the other columns.
 """
 
