@@ -89,18 +89,18 @@ class Rollout:
 
     rows: tuple[TrainingRow, ...]  # several if a turn's prompt changed the tokens of earlier turns
     messages: list[Message]  # the whole conversation, as text
-    reward: float | None  # None: no score (the environment failed or returned NaN)
+    reward: float | None  # None if the environment failed or returned NaN
     rewards: dict[str, float]  # reward name -> unweighted value for the whole episode
     stop_reason: StopReason
     turns: int
     generation_time: float  # seconds that the server worked on this rollout
-    error: str = ""  # one-line error message; "": no error
+    error: str = ""  # one-line error message, "" without an error
     tool_calls: int = 0
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed because of the environment
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # token limit of one turn; None: unknown
+    turn_limit: int | None = None  # token limit of one turn, None if unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class Credit:
     Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
-    reward: float | None  # after truncation and shaping; None: not in the baseline
+    reward: float | None  # after truncation and shaping, None if not in the baseline
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
@@ -159,10 +159,10 @@ class Group:
 class MicroBatch(SampledColumns, PlannedColumns):
     """Rows of one forward pass, padded on the right to T, the length of the longest row."""
 
-    rollout_ids: Ints  # [B] index of the row's rollout in the batch; -1: empty row
+    rollout_ids: Ints  # [B] index of the row's rollout in the batch, -1 for an empty row
     first_positions: Ints  # [B] number of completion tokens in the rollout's earlier rows
     row_numbers: Ints  # [B] index of the row among its rollout's rows, from 0
-    envs: tuple[str, ...] = ()  # [B] name of the row's environment; "": empty row
+    envs: tuple[str, ...] = ()  # [B] name of the row's environment, "" for an empty row
     # The rows with hinted prompts, padded to H tokens, for a reference model that uses hints:
     hinted_token_ids: Ints | None = None  # [B, H]
     hinted_mask: Bools | None = None  # [B, H]

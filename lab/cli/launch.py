@@ -75,7 +75,7 @@ class Job:
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
+    There, `${hydra:...}` refers to the returned configuration, not to the running program's.
     """
     return composed(HydraConfig.get(), [], name)
 
@@ -256,7 +256,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED

@@ -98,7 +98,7 @@ def _problems_of(
 ) -> tuple[list[str], Settings | None]:
     """Return the problems of one job, and its configuration if the check passed.
 
-    `before`: the run folder of an earlier start of this job; None: the job has not started before.
+    `before`: the run folder of an earlier start of this job, or None if this is its first start.
     """
     try:
         settings = composed(config.hydra, overrides)
@@ -111,7 +111,7 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return identity of a job -> its run folder, for jobs of which an earlier start did a step."""
+    """Return identity of a job -> its run folder, for jobs that did a step in an earlier start."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -184,7 +184,7 @@ class SweepStart(Callback):
         }
         sweep.write_info(info)
         _print_text(start_message(sweep, again))
-        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so it is called at exit.
+        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so call it at exit.
         atexit.register(self.on_multirun_end, config)
         _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:

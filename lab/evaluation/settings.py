@@ -85,7 +85,7 @@ def without_training_keys(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
     With client=messages, an external server has the model, so `model` and `inference` become null.
-    If `model.path` is a LoRA adapter, it becomes `adapter_path`, and its base model `model.path`.
+    A LoRA adapter in `model.path` moves to `adapter_path`, and its base model takes its place.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")

@@ -61,7 +61,7 @@ def write_outputs(
             "reward": candidates.means[i],
             "info": {
                 "system_prompt": prompt,
-                "prompt": prompt_fingerprint(prompt),  # rollouts.jsonl contains it, too
+                "prompt": prompt_fingerprint(prompt),  # also in rollouts.jsonl
                 "is_best": i == candidates.best,
                 "parents": candidates.parents[i],
                 "calls_before": candidates.discovered[i],

@@ -48,7 +48,7 @@ class Search:
     _failure: Exception | None = None  # an exception that GEPA ignores but that ends the search
     _scores: list[float] = field(default_factory=list)  # validation scores of the candidates
     _unscored: set[tuple[str, int]] = field(default_factory=set)  # (prompt, validation index)
-    propose_new_texts: ProposalFn | None = None  # None: GEPA itself asks the reflection model
+    propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
         """Search from the prompt `start` until the budget is spent, and return the candidates.

@@ -44,7 +44,7 @@ class Start:
 
 
 class Host(Protocol):
-    """The interface of one machine, or of the GPUs and CPUs of it that Ray has reserved."""
+    """The interface of one machine, or of the part of a machine that Ray has reserved."""
 
     address: str  # the IP address that processes on other hosts connect to
     devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them

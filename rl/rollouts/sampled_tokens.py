@@ -21,7 +21,7 @@ class TokenRecord:
     """The token recording settings of conf/record.
 
     Attributes:
-        num_groups: number of random groups to record per step; None: all, also rejected groups.
+        num_groups: number of random groups to record per step; None: all groups, even if rejected.
     """
 
     num_groups: NonNegativeInt | None

@@ -1,4 +1,4 @@
-"""Finds or builds the base model of a run, checks it at a resume, downloads reference models."""
+"""Finds or builds a run's base model, and checks it at a resume. Downloads reference models."""
 
 from collections.abc import Callable
 from pathlib import Path

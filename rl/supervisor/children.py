@@ -156,7 +156,7 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Request a checkpoint and the end of the run. Before the first batch, end it at once."""
+        """Request a checkpoint and the end of the run. Before the first batch, end the run now."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():

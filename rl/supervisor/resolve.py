@@ -37,8 +37,8 @@ class Resolved:
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return a copy with vLLM's share of the memory filled in, and the plan as text.
 
-        `sizes`: sizes of the model; None: unknown. Raise ConfigError if the memory is too small, or
-        if the adapter does not suit the model.
+        `sizes`: sizes of the model, None if unknown. Raise ConfigError if the memory is too small,
+        or if the adapter does not suit the model.
         """
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():

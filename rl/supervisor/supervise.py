@@ -160,7 +160,7 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
 
 
 def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps. A sweep with an optimiser maximises it."""
+    """Return the mean reward of the last ten steps, which a sweep with an optimiser maximises."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 

@@ -93,7 +93,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
     """
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
-    trainer = {**run.trainer.plain(), **changed}  # not needed, because the run is short
+    trainer = {**run.trainer.plain(), **changed}  # turned off, because the run is short
     if run.cluster.spans_hosts:  # a warm start runs on this machine, with one rank
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
