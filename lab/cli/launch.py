@@ -207,7 +207,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
     own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
-    # The file of a sweep (--config-name) sets hydra.mode=MULTIRUN. RUN overrides this.
+    # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
     return [*start, *chosen, *mode, *own]

@@ -2,7 +2,7 @@
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
 fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
-difference is significant under each assumption about them.
+difference is significant under each assumption about the missing scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

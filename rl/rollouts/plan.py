@@ -74,8 +74,8 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weights rollouts, or turns if `per_turn`. All rows of a rollout have the same
-    weight, which is computed from the tokens of all these rows.
+    The aggregation returns one weight per rollout, or one per turn if `per_turn`. It counts the
+    tokens of all rows of the rollout or turn, and all these rows use the weight.
     """
     everything = [
         (group, rollout, credit)
