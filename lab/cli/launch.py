@@ -250,7 +250,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
-    sys.path.append(os.getcwd())  # modules of the current folder can be imported
+    sys.path.append(os.getcwd())  # makes modules of the current folder importable
     sys.argv[1:] = own_folder(options_first(sys.argv[1:]))
     try:
         main()

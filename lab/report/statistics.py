@@ -274,7 +274,7 @@ def interquartile_mean(values: Floats) -> Any:
 def interquartile_interval(scores: Scores, rng: np.random.Generator) -> Interval:
     """Return the interquartile mean over environments and seeds, with its interval.
 
-    Seeds are resampled per environment. The interval's ends are plain percentiles (Agarwal et al. 2021).
+    Seeds are resampled per environment. Interval ends are plain percentiles (Agarwal et al. 2021).
     """
     means = np.stack([one.mean(1) for one, _ in _by_stratum(scores.y, scores.strata)])  # [E, S]
     value = float(interquartile_mean(means.ravel()))

@@ -17,7 +17,7 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.credit import compared_columns
 
-_MAX_TURN_METRICS = 8  # turns after this number get no reward metrics of their own
+_MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:

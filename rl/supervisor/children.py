@@ -129,7 +129,7 @@ class Children:
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            if stop.asked:  # first, because the signal may also have ended processes
+            if stop.asked:  # check first, because the signal may also have ended processes
                 self._ask_to_stop()
             # The stop file counts only after the first batch. Before it there is nothing to save.
             asked = begun and self._run_folder.stop_request.exists()
@@ -137,7 +137,7 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # the ranks also end with 0 after a failure of sampling
                 return
-            if self._replicas:  # first, because the end of vLLM makes other processes fail
+            if self._replicas:  # check first, because the end of vLLM makes other processes fail
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
