@@ -229,7 +229,7 @@ def rerun_command(typed: Sequence[str], folder: Path) -> str:
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
-    # Without this, joblib sets OMP_NUM_THREADS to all cores. A value that the user has set stays.
+    # Keep joblib from setting OMP_NUM_THREADS to all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # These signals raise KeyboardInterrupt, the only exception after which the launcher ends its

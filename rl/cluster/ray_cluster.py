@@ -94,7 +94,7 @@ def _connect(address: str) -> Any:
         if address != "auto":  # test the address first, because ray.init would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # Without this, Ray prints the log of a failed RayNode over the run's screen.
+        # Keep Ray from printing the log of a failed RayNode over the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
