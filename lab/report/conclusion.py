@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the arms that are better, worse or indistinguishable, or only their numbers."""
+    """Return which arms are better, worse or indistinguishable, or only how many there are."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."

@@ -39,7 +39,7 @@ def pack(
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
+    """Assign each row, longest first, to the rank with the lowest load. Update `loads`."""
     shares: list[list[Row]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
