@@ -15,7 +15,7 @@ from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import resolve
 
-# Sizes in config.json of the models in conf/model, so that their plan needs no hub.
+# Sizes of the models in conf/model, so that their plan needs no download of config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 

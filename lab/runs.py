@@ -13,7 +13,7 @@ from rl.runtime.sweep_folder import SweepFolder
 class FoundRun:
     """A run, or a job of a sweep."""
 
-    folder: RunFolder | None  # None: the job of a sweep has not started
+    folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
     grown: int = 0  # how often the sweep was extended before it got this job

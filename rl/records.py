@@ -1,4 +1,4 @@
-"""The records that processes exchange. Plain data: numpy arrays and builtins, no torch.
+"""The records that processes exchange. They contain numpy arrays and builtin types, no tensors.
 
     sampling    turns -> TrainingRow -> Rollout -> Group
     rollouts    Group -> Credit -> WeightedRow (plan.py) -> MicroBatch -> RankBatch
@@ -28,14 +28,14 @@ class Column:
 
     dtype: Any  # numpy dtype
     fill: float = 0  # value for padding and for tokens that the policy did not choose
-    recorded_as: str = ""  # name of the column in the token record; "": not recorded
+    recorded_as: str = ""  # name of the column in the token record; "" if not recorded
 
 
 @dataclass(frozen=True, eq=False)
 class SampledColumns:
     """The token columns that the rollouts process fills while it samples.
 
-    A new column needs one line here and a value that its producer passes to `GrowingRow.extend`.
+    To add a column, add a field here and pass its values to `GrowingRow.extend`.
     Rows, padding, messages to the trainer and the token record loop over these fields. A token
     loss receives the column if `losses.tokens.Tokens` has a field of the same name. The arrays are
     [L] in a row and [B, T] in a micro-batch.
@@ -89,18 +89,18 @@ class Rollout:
 
     rows: tuple[TrainingRow, ...]  # several if a turn's prompt changed the tokens of earlier turns
     messages: list[Message]  # the whole conversation, as text
-    reward: float | None  # None: no score (the environment failed or returned NaN)
+    reward: float | None  # None if the environment failed or returned NaN
     rewards: dict[str, float]  # reward name -> unweighted value for the whole episode
     stop_reason: StopReason
     turns: int
     generation_time: float  # seconds that the server worked on this rollout
-    error: str = ""  # one-line error message; "": no error
+    error: str = ""  # one-line error message, "" without an error
     tool_calls: int = 0
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed because of the environment
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # token limit of one turn; None: unknown
+    turn_limit: int | None = None  # token limit of one turn, None if unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -123,12 +123,12 @@ class Credit:
     Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
-    reward: float | None  # reward after truncation and shaping; None: the baseline ignores it
+    reward: float | None  # after truncation and shaping, None if not in the baseline
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # Numbers that the advantage compared with the other rollouts' numbers at the same positions.
-    # None: `reward`, or `advantages` if there is one per turn. (): nothing was compared.
+    # The numbers of this rollout that the advantage function compared with those of the others.
+    # None stands for `reward`, or for `advantages` if each turn has one. () means no comparison.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
     is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0
@@ -159,11 +159,11 @@ class Group:
 class MicroBatch(SampledColumns, PlannedColumns):
     """Rows of one forward pass, padded on the right to T, the length of the longest row."""
 
-    rollout_ids: Ints  # [B] index of the row's rollout in the batch; -1: empty row
+    rollout_ids: Ints  # [B] index of the row's rollout in the batch, -1 for an empty row
     first_positions: Ints  # [B] number of completion tokens in the rollout's earlier rows
     row_numbers: Ints  # [B] index of the row among its rollout's rows, from 0
-    envs: tuple[str, ...] = ()  # [B] name of the row's environment; "": empty row
-    # Prompts with hints and the same completion tokens, for a reference model that uses hints:
+    envs: tuple[str, ...] = ()  # [B] name of the row's environment, "" for an empty row
+    # The rows with hinted prompts, padded to H tokens, for a reference model that uses hints:
     hinted_token_ids: Ints | None = None  # [B, H]
     hinted_mask: Bools | None = None  # [B, H]
 
@@ -182,7 +182,7 @@ class RankBatch:
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))
     # [R] number of completion tokens of each trained rollout, 0 for the other rollouts
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; (): none
+    record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; () if none
 
 
 class PlayGroup(Protocol):

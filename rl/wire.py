@@ -29,7 +29,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the rollouts process to a `Call`."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
-    over: str = ""  # why the rollouts process delivers no more batches; "": it still delivers
+    over: str = ""  # why the rollouts process delivers no more batches; "" if it still does
     stopped: bool = False  # whether a stop request ended the run
 
 

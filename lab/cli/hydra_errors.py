@@ -75,7 +75,7 @@ def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     with initialize_config_dir(str(CONF), version_base=None):
         try:
             config = compose(primary, [*_config_dir_override(arguments), *choices])
-        except (HydraException, OmegaConfBaseException):  # a choice is unknown
+        except (HydraException, OmegaConfBaseException):  # a group has no file of the chosen name
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]
 

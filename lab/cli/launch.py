@@ -41,9 +41,9 @@ def _shipped_path(path: str) -> str:
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, or less if the model in the folder `path` supports fewer positions.
+    """Return `length`, but at most the number of positions that the model at `path` supports.
 
-    Configurations are composed without a network, so for a model on the hub the limit is unknown.
+    For a model on the hub, return `length`, because configurations are composed without a network.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -75,7 +75,7 @@ class Job:
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
+    There, `${hydra:...}` refers to the returned configuration, not to the running program's.
     """
     return composed(HydraConfig.get(), [], name)
 
@@ -83,7 +83,7 @@ def compose(name: str) -> dict[str, Any]:
 def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
     """Return the configuration `name` with these overrides.
 
-    `chosen` is the `hydra` node of the program's configuration. None as `name` means the same file.
+    `chosen` is the `hydra` node of the program's configuration. If `name` is None, use its file.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
@@ -141,7 +141,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
 
         def start(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
-            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a name of this start
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a new name per start
                 name = f"run_name=<a folder in {config.output_dir}>"
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
@@ -201,13 +201,13 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
-    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # lab/cli/console.py
+    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # lab/cli/console.py started this
         start = ["offbyone", typed[2]]
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
     own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
-    # The file of a sweep (--config-name) sets hydra.mode=MULTIRUN. RUN overrides this.
+    # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
     return [*start, *chosen, *mode, *own]
@@ -225,7 +225,7 @@ def options_first(arguments: list[str]) -> list[str]:
 def own_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with the folder conf/ of the current folder on Hydra's search path.
 
-    A --config-dir that does not exist here but is shipped, such as sweeps, becomes the shipped one.
+    If --config-dir names no folder here but a shipped one, such as sweeps, use the shipped folder.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
@@ -249,14 +249,14 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     `primary` and `added`: see `explain_hydra_error`.
     """
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them
-    sys.path.append(os.getcwd())  # modules of the current folder can be imported
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
+    sys.path.append(os.getcwd())  # makes modules of the current folder importable
     sys.argv[1:] = own_folder(options_first(sys.argv[1:]))
     try:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED

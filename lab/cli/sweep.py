@@ -98,7 +98,7 @@ def _problems_of(
 ) -> tuple[list[str], Settings | None]:
     """Return the problems of one job, and its configuration if the check passed.
 
-    `before`: the run folder of an earlier start of this job; None: the job has not started before.
+    `before`: the run folder of an earlier start of this job, or None if this is its first start.
     """
     try:
         settings = composed(config.hydra, overrides)
@@ -111,7 +111,7 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return identity of a job -> its run folder, for jobs of which an earlier start did a step."""
+    """Return identity of a job -> its run folder, for jobs that did a step in an earlier start."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -167,7 +167,7 @@ class SweepStart(Callback):
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # with ${now:...} each job would get another one
+            config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
@@ -184,7 +184,7 @@ class SweepStart(Callback):
         }
         sweep.write_info(info)
         _print_text(start_message(sweep, again))
-        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so it is called at exit.
+        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so call it at exit.
         atexit.register(self.on_multirun_end, config)
         _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
         if slots:
@@ -229,7 +229,7 @@ def rerun_command(typed: Sequence[str], folder: Path) -> str:
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
-    # Otherwise joblib sets OMP_NUM_THREADS to all cores of the machine. The user's value wins.
+    # Keep joblib from setting OMP_NUM_THREADS to all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # These signals raise KeyboardInterrupt, the only exception after which the launcher ends its

@@ -1,6 +1,6 @@
 """Checks settings, locks the folder and starts vLLM, for programs that sample but do not train.
 
-evaluate.py and optimize_prompt.py both use it. This module does not import torch.
+evaluate.py and optimize_prompt.py use this module, which does not import torch.
 """
 
 import json

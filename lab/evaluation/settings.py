@@ -45,7 +45,7 @@ class PolicySettings(Settings):
 
     seed: NonNegativeInt  # seed of vLLM's sampling
     max_seq_len: Annotated[int, Meta(ge=2)]
-    model: ModelNode | None  # None: client=messages, so that an external server has the model
+    model: ModelNode | None  # None if client=messages: an external server then has the model
     adapter_path: str | None  # folder of a LoRA adapter; None: no adapter
     env: Node
     sampler: SamplerNode
@@ -85,7 +85,7 @@ def without_training_keys(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
     With client=messages, an external server has the model, so `model` and `inference` become null.
-    The path of a LoRA adapter in `model.path` moves to `adapter_path`. Its base replaces it.
+    A LoRA adapter in `model.path` moves to `adapter_path`, and its base model takes its place.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")

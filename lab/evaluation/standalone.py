@@ -112,7 +112,7 @@ def write_files(
 
 
 def _expected(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the right answer of an example, or its whole info if the info has no answer."""
+    """Return the right answer in an example's info, or the whole info if it has no answer."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

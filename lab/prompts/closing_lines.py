@@ -39,7 +39,7 @@ def closing_lines(
         )
         lines.append((f"{result} on {count} validation examples", ""))
     else:
-        gained = dash_for_nan(f"{gain:+.3f} ± {error:.3f}")  # NaN for a single example
+        gained = dash_for_nan(f"{gain:+.3f} ± {error:.3f}")  # `error` is NaN for one example
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [
@@ -62,7 +62,7 @@ def next_commands(
 
     `num_seen`: number of validation examples, which are also the first evaluated examples.
     """
-    remote = choices.get("client") == "messages"  # without token ids, training is impossible
+    remote = choices.get("client") == "messages"  # this client gets no token ids for training
     names = {item: key_of(item) for item in overrides}
     kept = [
         item

@@ -41,7 +41,7 @@ class Candidates:
         return max(range(len(self.prompts)), key=lambda i: self.means[i])
 
     def gain(self) -> tuple[float, float]:
-        """Return the mean of (score of the best prompt - score of the first), with its error."""
+        """Return mean and standard error of (best prompt's score - first prompt's score)."""
         pairs = zip(self.scores[0], self.scores[self.best], strict=True)
         differences = [a - b for b, a in pairs if a is not None and b is not None]
         mean, count = average(differences), len(differences)
@@ -61,7 +61,7 @@ def write_outputs(
             "reward": candidates.means[i],
             "info": {
                 "system_prompt": prompt,
-                "prompt": prompt_fingerprint(prompt),  # rollouts.jsonl contains it, too
+                "prompt": prompt_fingerprint(prompt),  # also in rollouts.jsonl
                 "is_best": i == candidates.best,
                 "parents": candidates.parents[i],
                 "calls_before": candidates.discovered[i],

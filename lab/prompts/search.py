@@ -3,8 +3,8 @@
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-A round starts from a candidate that is the best at some validation example. The probability of a
-candidate is proportional to the number of these examples. Only this module imports `gepa`.
+A round starts from a random candidate. Its probability is proportional to the number of validation
+examples at which it is the best candidate. Only this module imports `gepa`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ class Search:
     _failure: Exception | None = None  # an exception that GEPA ignores but that ends the search
     _scores: list[float] = field(default_factory=list)  # validation scores of the candidates
     _unscored: set[tuple[str, int]] = field(default_factory=set)  # (prompt, validation index)
-    propose_new_texts: ProposalFn | None = None  # None: GEPA itself asks the reflection model
+    propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
         """Search from the prompt `start` until the budget is spent, and return the candidates.
@@ -174,7 +174,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the new prompt has more reward on examples with a reward from both."""
+        """Return whether the new prompt has more reward, on examples where both have a reward."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

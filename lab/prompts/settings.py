@@ -30,7 +30,7 @@ def checked(config: Config) -> PromptOptimization:
     """Return the checked options of a search. Raise ConfigError if a rule refuses them."""
     inference = config.get("inference")
     config = {**without_training_keys(config)}
-    if value_of(config, "reflection.path") is not None:  # the reflection model's vLLM needs them
+    if value_of(config, "reflection.path") is not None:  # for the reflection model's vLLM
         config |= {"inference": inference}
     return checked_as(PromptOptimization, config, _problems)
 

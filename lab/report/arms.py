@@ -19,7 +19,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: Mapping[str, str] = field(default_factory=dict)  # key -> value of settings in `name`
+    choices: Mapping[str, str] = field(default_factory=dict)  # the settings that `name` shows
 
     @property
     def finished(self) -> list[Run]:
@@ -34,7 +34,7 @@ class Arm:
 
     @property
     def num_looks(self) -> int:
-        """How often the number of runs was chosen: 1, plus 1 each time the sweep grew."""
+        """The number of looks at the results: 1, plus 1 per extension that added runs."""
         return len({run.grown for run in self.runs})
 
 
@@ -90,7 +90,7 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return each arm's settings: last word of the key -> value; empty if the keys differ."""
+    """Return {last word of key: value} for each arm, or {} for all if their keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

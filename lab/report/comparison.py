@@ -27,13 +27,13 @@ class NoBaseline(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The results of one arm. Intervals cover statistics.LEVEL, and NaN marks unknown numbers."""
+    """The results of one arm. Unknown numbers are NaN. statistics.LEVEL is the confidence level."""
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
     decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
-    undecided_if: str  # assumption about missing data under which nothing is significant, or ""
+    undecided_if: str  # missing-data assumption that makes the result unclear, or ""
     chance_better: float
     visible_difference: float
     # per arm if this sweep grows, None if unknown, infinite if no number suffices
@@ -75,7 +75,7 @@ class Comparison:
 
     @property
     def num_looks(self) -> int:
-        """The largest number of looks of any arm: 1, plus 1 each time the sweep grew."""
+        """The largest number of looks of an arm (see Arm.num_looks)."""
         return max(arm.num_looks for arm in self.arms)
 
     @property

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the arms that are better, worse or indistinguishable, or only their numbers."""
+    """Return which arms are better, worse or indistinguishable, or only how many there are."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
@@ -92,7 +92,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return the smallest difference that the runs can show, and the seeds for the observed one."""
+    """Return the smallest visible difference, and the seeds that the observed one needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
@@ -110,7 +110,7 @@ def what_is_visible(comparison: Comparison) -> str:
 
 
 def _needed(result: ArmResult) -> str:
-    """Return the seeds that would show the observed difference if it were the true one."""
+    """Return how many seeds can show the observed difference if it is the true one."""
     number = result.seeds_needed or inf
     seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
     needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"

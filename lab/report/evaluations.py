@@ -36,9 +36,9 @@ class Evaluation:
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
-        """Return the scores, given the reward of unscored rollouts in each environment.
+        """Return the scores if an unscored rollout gets the reward `unscored` of its environment.
 
-        Unscored rollouts of other environments are left out.
+        Unscored rollouts of environments that are not in `unscored` are left out.
         """
         scores = {}
         for question, rewards in self.rewards.items():

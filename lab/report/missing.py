@@ -2,7 +2,7 @@
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
 fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
-difference is significant under each assumption about them.
+difference is significant under each assumption about the missing scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from lab.report.statistics import Scores
 
 
 def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
-    """Yield each assumption with the scores of all arms, nothing if nothing is missing."""
+    """Yield each assumption about missing data, if any, and all arms' scores under it."""
     extremes = _extreme_rewards(scoring)
     if any(one.num_unscored for one in scoring.arms):
         for name, unscored in zip(("lowest", "highest"), extremes, strict=True):
@@ -54,7 +54,7 @@ def _with_unscored(scoring: Scoring, runs: Sequence[Run], unscored: Mapping[str,
 
 
 def _last_known(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
-    """Return the last scores of a lost run, and the lowest reward where it has none."""
+    """Return the last scores of a lost run, with the lowest reward for unscored questions."""
     if scoring.measure == TRAINING:
         reward = run.training_reward
         least = min(table[REWARD] for one in scoring.arms for _, table in one.rows)

@@ -77,7 +77,7 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
-    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # rl/runtime/code_copies.py
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
     unscored_share: float = 0.0  # of the rollouts of the last LAST_STEPS steps

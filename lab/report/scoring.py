@@ -49,7 +49,7 @@ class Scoring:
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
     num_judged: int  # number of evaluations whose mean is the score
     questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
-    no_evaluation: str = ""  # why TRAINING although the baseline was evaluated
+    no_evaluation: str = ""  # why the measure is TRAINING although the baseline was evaluated
 
     @property
     def runs(self) -> list[Run]:

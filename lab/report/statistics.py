@@ -13,9 +13,9 @@ the estimate are therefore scaled to the variance
                                       C  between questions: var_q(mean_s y, or its difference) / Q
                                       R  noise that is in both: var(residual) / (S Q)
 
-(two-way clustering: Cameron, Gelbach, Miller 2011), and by t / z for the degrees of freedom of V
-(Satterthwaite 1946). If an arm has fewer than FEWEST_SEEDS seeds, its seeds are not resampled. The
-interval then lacks the variance between seeds, so the arm cannot be called better or worse.
+(two-way clustering: Cameron, Gelbach, Miller 2011). They are also multiplied by t / z for the
+degrees of freedom of V (Satterthwaite 1946). Seeds are not resampled if an arm has fewer than
+FEWEST_SEEDS. Its interval then lacks the variance between seeds, so the decision is UNCLEAR.
 """
 
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ class Spread:
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C, the variance between questions
     noise: float  # R, the noise variance
-    # degrees of freedom of C, the number of questions minus one per environment
+    # degrees of freedom of C: the number of questions minus the number of environments
     free_questions: int
 
     @property
@@ -274,7 +274,7 @@ def interquartile_mean(values: Floats) -> Any:
 def interquartile_interval(scores: Scores, rng: np.random.Generator) -> Interval:
     """Return the interquartile mean over environments and seeds, with its interval.
 
-    Seeds are resampled per environment. The ends are plain percentiles (Agarwal et al. 2021).
+    Seeds are resampled per environment. Interval ends are plain percentiles (Agarwal et al. 2021).
     """
     means = np.stack([one.mean(1) for one, _ in _by_stratum(scores.y, scores.strata)])  # [E, S]
     value = float(interquartile_mean(means.ravel()))

@@ -34,7 +34,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     """Return the slots for a launcher's jobs on this machine, or [] if no slots are necessary.
 
     All slots have the same size. Their number is joblib's n_jobs, or as many as submitit_local's
-    cpus_per_task and gpus_per_node allow. The default is one per GPU, or one per two cores on a
+    cpus_per_task and gpus_per_node allow. The default is one slot per GPU, or per two cores on a
     machine without GPUs. No two slots share a GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]

@@ -58,7 +58,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     }
 
     def endpoint_of(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
-        """Return an endpoint that sends the result of `answer`. Starlette runs it in a thread."""
+        """Return an endpoint that sends the result of `answer`. Endpoints run in threads."""
 
         def endpoint(request: Request) -> Response:
             query = request.query_params

@@ -1,9 +1,9 @@
 """The tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
-`ratio` is pi / old if the step has old logprobs, else pi / mu, as in the losses. `mismatch` is the
-difference between trainer and server before the update: log old (or pi) - log mu. For tokens of an
-earlier policy version, `mismatch` also contains the change by training. The other columns are
-explained in rl/runtime/token_files.py.
+pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
+is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old -
+log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
+`mismatch` contains the change by training. rl/runtime/token_files.py explains the other columns.
 """
 
 import math

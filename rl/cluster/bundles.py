@@ -34,7 +34,7 @@ def bundles_for(
         demand: numbers of replicas, of GPUs per replica, and of ranks.
         nodes: all GPUs and CPUs of each node, also those that other jobs have reserved.
         on_gpus: whether vLLM and the ranks run on GPUs.
-        ranks_per_node: most ranks on one node; None: one rank per GPU of the largest node.
+        ranks_per_node: maximum number of ranks on a node; None: number of GPUs of the largest node.
         cores_per_replica: logical CPUs per replica.
         cores_per_rank: logical CPUs per rank.
 

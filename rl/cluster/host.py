@@ -25,7 +25,7 @@ class Process(Protocol):
     @property
     def group(self) -> int | None: ...  # process group id; None if on another machine
     @property
-    def returncode(self) -> int | None: ...  # None while running; negative: a signal or a lost host
+    def returncode(self) -> int | None: ...  # None while running, < 0 if killed or lost
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
     def kill(self) -> None: ...  # end the process and its children; keep its exit status readable
     def end(self) -> None: ...  # end the process and its children; safe to call twice
@@ -44,7 +44,7 @@ class Start:
 
 
 class Host(Protocol):
-    """The interface of one machine, or of the GPUs and CPUs of it that Ray has reserved."""
+    """The interface of one machine, or of the part of a machine that Ray has reserved."""
 
     address: str  # the IP address that processes on other hosts connect to
     devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them

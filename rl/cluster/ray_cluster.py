@@ -91,10 +91,10 @@ def _connect(address: str) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        if address != "auto":  # fail at once, because ray.init would retry for minutes
+        if address != "auto":  # test the address first, because ray.init would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # Otherwise Ray prints the log of a RayNode that dies into the run's screen.
+        # Keep Ray from printing the log of a failed RayNode over the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
@@ -116,7 +116,7 @@ def _nodes(ray: Any) -> list[Bundle]:
 def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Reserve the bundles until `stack` ends; yield (RayNode, IP address, bundle) of each."""
+    """Reserve the bundles until `stack` closes. Yield each RayNode, its IP address and bundle."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -153,7 +153,7 @@ def _reserve(
 def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
-    A node has the run folder if it can read the run's key file, whose hash it compares.
+    A node has the run folder if the run's key file has the same hash there as here.
     """
     # The key itself is not sent, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()

@@ -1,4 +1,4 @@
-"""RayHost, the Host of a Ray node: the supervisor calls it, and it calls the RayNode there."""
+"""RayHost, the Host of a Ray node. The supervisor calls RayHost, which calls the RayNode there."""
 
 import signal
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _CALL_TIMEOUT_S = 60.0
 class RayProcess:
     """A process on a Ray node, controlled through its RayHost."""
 
-    group: None = None  # None: signals cannot be sent to a process group on another machine
+    group: None = None  # signals cannot be sent to a process group on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
         self._host, self._number, self.name, self.log = host, number, name, log
@@ -77,7 +77,7 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
-        """Store the exit statuses if the node has answered the last request, and ask again."""
+        """Request the exit statuses without waiting, and store them when they have arrived."""
         if self.lost:
             return
         if self._pending is None:
@@ -88,7 +88,7 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the RayNode. Raise HostLost if it is lost, RunFailed if it raised."""
+        """Call the RayNode. Raise HostLost if the node is lost, RunFailed if the call fails."""
         if self.lost:
             raise self.lost
         return self._get(getattr(self.node, method).remote(*arguments), method)

@@ -17,14 +17,14 @@ from rl.cluster.local import LocalHost
 from rl.runtime.child import Child, Reaper
 from rl.runtime.network import free_port, own_address
 
-_NEW_FILE_TIMEOUT_S = 10.0  # a network file system may show a new file with a delay
+_NEW_FILE_TIMEOUT_S = 10.0  # longest delay until a network file system shows a new file
 
 
 class RayNode:
     """A Ray actor that starts, watches and ends processes on its node."""
 
     def __init__(self) -> None:
-        # A local folder, because vLLM's Unix sockets do not work on a network file system.
+        # Use a local folder, because vLLM's Unix sockets do not work on a network file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._children: list[Child] = []
         self._reaper = Reaper()
@@ -32,7 +32,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, "" if nothing.
+        """Change to the supervisor's working folder. Return what this node lacks, or "".
 
         Args:
             marker: path of a file in the run folder.

@@ -47,7 +47,7 @@ def _expert_player(
 ) -> PlayGroup:
     async def play_group(
         index: int,
-        example: Example,  # used only to find its environment, whose expert writes the prompts
+        example: Example,  # only selects the environment, because the sampler makes the prompts
         group_size: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
@@ -100,7 +100,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Use the original pools: FittingExamples would render the prompt of every example.
+            # Use the original pools, because FittingExamples would render every prompt here.
             hinted = _hinted_envs(run, env, pools)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]

@@ -17,7 +17,7 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.credit import compared_columns
 
-_MAX_TURN_METRICS = 8  # only this many first turns get their own reward metrics
+_MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:

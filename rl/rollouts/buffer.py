@@ -56,7 +56,7 @@ class FifoBuffer:
         """Return `count` groups for this step, or None if the step must wait for a running group.
 
         Args:
-            step: number of the step that trains the groups, and of the version that it trains.
+            step: number of the step that trains the groups. Step k trains policy version k.
             count: groups per batch.
             max_staleness: largest allowed difference between `step` and a token's version.
             running: the policy versions under which the unfinished groups were started.

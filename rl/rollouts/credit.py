@@ -46,10 +46,10 @@ class RewardShaping:
     """The reward shaping of conf/reward. A subclass may override `penalties`.
 
     Attributes:
-        normalise_each: True: compute the advantage of each named reward, then their weighted sum,
-            so that rewards with small and large spreads count equally. False: compute the advantage
-            of the weighted sum of named rewards. GDPO, arXiv:2601.05242, without its normalisation
-            over the batch.
+        normalise_each: True: compute the advantage of each named reward, then the weighted sum of
+            these advantages, so that rewards with small and large spreads count equally. This is
+            GDPO, arXiv:2601.05242, without its normalisation over the batch. False: compute the
+            advantage of the weighted sum of the named rewards.
         length_penalty: reward subtracted per completion token.
     """
 
@@ -103,7 +103,7 @@ class GroupCredit:
         return state()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`; an empty `state` changes nothing."""
+        """Restore the advantage's state from a checkpoint; {} changes nothing."""
         if state:
             cast("Any", self.advantage).load(state)
 
@@ -187,8 +187,8 @@ class GroupCredit:
     def _compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
-        An advantage may compare something else than rewards, such as messages or lengths. Two signs
-        show this: it is not 0 although all rewards are equal, or 0 although rewards differ.
+        An advantage function may compare messages or lengths, for example, and not rewards. This is
+        the case if advantages are not 0 although all rewards are equal, or 0 although they differ.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -269,7 +269,7 @@ def compared_columns(group: Group) -> list[list[float]] | None:
 def _by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
 ) -> tuple[float, ...] | None:
-    """Return the reward of each turn. The last turn also gets what no turn reward accounts for."""
+    """Return the reward of each turn. The last turn also gets the rest of `reward`."""
     if reward is None:
         return None
     # Take the larger count, because an environment may have changed `rollout.turns`.

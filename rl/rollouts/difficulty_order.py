@@ -22,7 +22,7 @@ from rl.rollouts.example_order import ExampleOrder, Place
 
 _LEVELS = ("easy", "normal", "hard")
 
-_Queue = OrderedDict[int, None]  # keys are positions; the example played longest ago comes first
+_Queue = OrderedDict[int, None]  # positions of examples, first the one played longest ago
 
 
 class DifficultyOrder(ExampleOrder):
@@ -56,7 +56,7 @@ class DifficultyOrder(ExampleOrder):
         self.load({})
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`; it depends on seed, index and the observed groups."""
+        """Return the place of group `index`, given the seed, the index and the observed groups."""
         # One RNG per draw, so that checkpoints need not store RNG state.
         rng = random.Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])

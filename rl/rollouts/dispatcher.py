@@ -5,7 +5,7 @@
                        v
                     running ---> buffer ---> batch(step)   (rejected groups are replaced)
 
-This inequality is the only off-policy rule. With max_staleness 0 no group starts before vLLM
+The inequality above is the only off-policy rule. With max_staleness 0 no group starts before vLLM
 samples with the weights that the group will train. One condition variable wakes every waiting task
 after each change.
 """

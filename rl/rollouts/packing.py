@@ -39,7 +39,7 @@ def pack(
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Assign each row, longest first, to the rank with the fewest tokens; add to `loads`."""
+    """Assign each row, longest first, to the rank with the lowest load. Update `loads`."""
     shares: list[list[Row]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
@@ -73,17 +73,17 @@ def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
 
 
 def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Cut sorted rows into a stretch for each rank; add the distinct tokens to `loads`.
+    """Cut the sorted rows into one stretch per rank; add their distinct tokens to `loads`.
 
-    No other cuts give a smaller maximum load. The first row of a stretch counts in full, because
-    its rank computes a beginning that an earlier rank computes too.
+    No other cuts give a smaller maximum load. All tokens of a stretch's first row count, because
+    its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
     equal = [0, *map(_num_equal, rows, rows[1:])]
     counts = [length - number for length, number in zip(lengths, equal, strict=False)]
 
     def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
-        """Return whether the ranks from `rank` on hold the rows from `row` on within `limit`."""
+        """Return whether rank `rank` and later ranks can take rows[row:] with loads <= `limit`."""
         for load in loads[rank:]:
             start, total = row, load
             while row < len(rows):
@@ -116,8 +116,8 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     for row in rows:
         equal = _num_equal(bins[-1][-1], row) if bins else 0
         new = row.length - equal
-        # Attention reads a complete copy of each row. If this row extends the previous row, its
-        # copy replaces that row's. A copied token takes a quarter of a distinct token's memory.
+        # Attention reads a complete copy of each row. If this row extends the previous row, one
+        # copy serves both rows. A copied token takes a quarter of a distinct token's memory.
         copied = new if bins and equal == bins[-1][-1].length else row.length
         # The output head computes the completion of every row, even of a row that is a duplicate.
         added = max(new + copied / 4, row.num_completion / 4)

@@ -58,7 +58,7 @@ def weighted_row(
 
 
 def _by_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one number per token [L]: the row's number, or that of its turn (0 outside turns)."""
+    """Expand one number per row, turn or completion token to all tokens [L]; the rest get 0."""
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
         values[row.completion_mask] = numbers
@@ -74,8 +74,8 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weights rollouts, or turns if `per_turn`. All rows of a rollout have the same
-    weight, which is computed from the tokens of all these rows.
+    The aggregation returns one weight per rollout, or one per turn if `per_turn`. It counts the
+    tokens of all rows of the rollout or turn, and all these rows use the weight.
     """
     everything = [
         (group, rollout, credit)
@@ -158,7 +158,7 @@ def plan(
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for has_advantage in (True, False):
         kind = [row for row in rows if row.has_advantage is has_advantage]
-        # Rows without advantage come second and even out the ranks: `loads` counts both kinds.
+        # Rows without an advantage come second and go to the ranks with the fewest tokens so far.
         packed = pack(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
         for bins, stacked in zip(packed, micro_batches, strict=True):
             stacked += map(_pad, bins)
@@ -190,7 +190,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
     """Return the fields of `MicroBatch` with hinted prompts: token ids and completion masks.
 
-    The hint replaces only the prompt. From the first completion token on, the row's tokens stay.
+    Only the prompt is replaced. The tokens from the first completion token on are the row's own.
     """
     if all(row.hinted_prompt is None for row in rows):
         return {}

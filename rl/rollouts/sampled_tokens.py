@@ -21,7 +21,7 @@ class TokenRecord:
     """The token recording settings of conf/record.
 
     Attributes:
-        num_groups: number of random groups to record per step; None: all, also rejected groups.
+        num_groups: number of random groups to record per step; None: all groups, even if rejected.
     """
 
     num_groups: NonNegativeInt | None
@@ -34,7 +34,7 @@ class TokenRecord:
         return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
 
     def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
-        """Return `RankBatch.record_ids`: one id per rollout, empty if a rollout is not recorded."""
+        """Return `RankBatch.record_ids`: one id per rollout, "" if it is not recorded."""
         if not recorded:
             return ()
         chosen = {group.index for group in recorded}
@@ -70,7 +70,7 @@ class TokenRecord:
 
 
 def _recorded(row: TrainingRow, name: str) -> np.ndarray:
-    """Return a column of a row; floats are NaN where no policy sampled the token."""
+    """Return a column of a row. Float columns are NaN for tokens that no policy sampled."""
     values = getattr(row, name)
     if not np.issubdtype(values.dtype, np.floating):
         return values

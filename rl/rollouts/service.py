@@ -151,7 +151,7 @@ class RolloutService:
             metrics=metrics,
             shares_prefixes=call.shares_prefixes,
         )
-        await recording  # so that every trained step has its file
+        await recording  # wait, so that every trained step has its file
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
 
@@ -202,7 +202,7 @@ class RolloutService:
 
 
 def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
-    """Return a line of rollouts/*.jsonl; `used`: the buffer did not reject the group."""
+    """Return a line of rollouts/*.jsonl; `used`: whether the buffer accepted the group."""
     advantages = credit.advantages
     if credit.by_token:
         advantages = (sum(advantages) / max(len(advantages), 1),)  # the mean over the tokens

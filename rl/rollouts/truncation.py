@@ -5,7 +5,7 @@
     zero_reward    the reward is 0
     mask_zero      no token is trained; the reward in the group's baseline is 0
     penalty        reward - weight * (length - onset) / (limit - onset), onset <= length <= limit;
-                   length: tokens of the longest turn, limit: token limit of a turn
+                   length: tokens of the longest turn, limit: turn limit, onset: start * limit
     drop           no token is trained, and the group's baseline excludes the rollout
 
 The stop reason decides which rollouts were cut off: a turn reached its token limit, or the episode
@@ -47,8 +47,8 @@ def penalty(
 
     Args:
         rollout: the rollout, cut off or not.
-        limit: tokens of one turn at which the penalty reaches `weight`; None: the token limit of
-            the sampler or the environment. Without a limit there is no penalty.
+        limit: tokens of one turn at which the penalty reaches `weight`. If None, the sampler or
+            environment limits the turn. Without any limit there is no penalty.
         start: share of the limit up to which there is no penalty, below 1.
         weight: the largest penalty.
     """

@@ -1,4 +1,4 @@
-"""Finds or builds the base model of a run, checks it at a resume, downloads reference models."""
+"""Finds or builds a run's base model, and checks it at a resume. Downloads reference models."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from rl.runtime.folder import RunFolder
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     """Return the local folder of the base model. A resumed run uses the model of its first start.
 
-    Its checkpoints do not fit another model, such as a newer commit on the hub.
+    The checkpoints of a run do not fit another model, such as a newer commit on the hub.
 
     Args:
         run_folder: folder of the run.

@@ -1,7 +1,7 @@
 """Start the child processes of one run and watch them until the trainer has finished.
 
-The supervisor starts the ranks itself instead of torchrun, which would be one more process that
-imports torch. Each rank has its own log. Ranks of one host connect through a file, without a port.
+The supervisor starts the ranks without torchrun, which would be one more process that imports
+torch. Each rank has its own log. Ranks of one host connect through a file, without a port.
 """
 
 import os
@@ -29,7 +29,7 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_TIMEOUT_S = 5.0  # a rank may fail this long before the loss of another host is detected
+_LOSS_TIMEOUT_S = 5.0  # a host may be found lost this long after the loss has made a rank fail
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
 _KERNELS_KEPT = "64"  # size of oneDNN's kernel caches: enough for the kernels of a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
@@ -129,7 +129,7 @@ class Children:
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            if stop.asked:  # checked first, because the same signal may have ended processes
+            if stop.asked:  # check first, because the signal may also have ended processes
                 self._ask_to_stop()
             # The stop file counts only after the first batch. Before it there is nothing to save.
             asked = begun and self._run_folder.stop_request.exists()
@@ -137,7 +137,7 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_reported()  # the ranks also end with 0 after a failure of sampling
                 return
-            if self._replicas:  # checked first, because the other processes fail after vLLM
+            if self._replicas:  # check first, because the end of vLLM makes other processes fail
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
@@ -156,7 +156,7 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _ask_to_stop(self) -> None:
-        """Request a checkpoint and the end of the run. Before the first batch, end it at once."""
+        """Request a checkpoint and the end of the run. Before the first batch, end the run now."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
@@ -239,6 +239,6 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
         segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         waits = {WAIT_VARIABLE: "1"} if shared else {}
         return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN and PyTorch
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN, PyTorch
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

@@ -63,7 +63,7 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Store the arguments. `start` starts the servers.
+        """Store the arguments. The method `start` starts the servers.
 
         Args:
             replicas: the vLLM servers, with their addresses.

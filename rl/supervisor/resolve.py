@@ -32,13 +32,13 @@ class Resolved:
 
     run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
     plan: Plan  # devices and threads of each process
-    machines: Sequence[Host]  # with cluster=ray: one imaginary machine with all reserved resources
+    machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return this with vLLM's share of the memory filled in, and a text about the plan.
+        """Return a copy with vLLM's share of the memory filled in, and the plan as text.
 
-        `sizes`: sizes of the model; None: unknown. Raise ConfigError if the memory is too small, or
-        if the adapter does not suit the model.
+        `sizes`: sizes of the model, None if unknown. Raise ConfigError if the memory is too small,
+        or if the adapter does not suit the model.
         """
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
@@ -88,12 +88,12 @@ def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts Ray reserves later. `null` as the number of replicas or ranks is 1."""
+    """Plan a run whose hosts Ray reserves later. Count `null` replicas or ranks as 1."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
     if machines:
-        return replace(placement(counted, machines), idle=()), machines  # no report of unused GPUs
+        return replace(placement(counted, machines), idle=()), machines  # report no unused GPUs
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)

@@ -81,7 +81,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # says that another process uses the folder; `resolve` would say less
+    ensure_free(run_folder)  # `resolve` would not say that another process uses the folder
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
@@ -160,7 +160,7 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
 
 
 def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps. A sweep with an optimiser maximises it."""
+    """Return the mean reward of the last ten steps, which a sweep with an optimiser maximises."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
@@ -214,7 +214,7 @@ class _Launch:
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # StopRequest(): a signal ends the warm start at once. A partial one is useless.
+            # A new StopRequest lets a signal end the warm start at once. A partial one is useless.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(placed(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:
@@ -249,7 +249,7 @@ class _Launch:
             # vLLM starts while the dry call runs. The other processes need the dry call's results.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
-            # In the foreground, a live picture would draw over the debugger, so print lines.
+            # With trainer.debug, a live picture would hide the debugger, so print lines.
             console = Console(force_terminal=False) if run.trainer.debug else None
             with Screen(run_folder, run.max_steps, console, num_saved=saved) as screen:
                 stop.waits = is_main
@@ -264,7 +264,7 @@ class _Launch:
                     stop.waits = False
 
     def _record_dry_call(self, run: Run) -> None:
-        """Wait for the dry call; write its facts, and copy the source files that it imported."""
+        """Wait for the dry call, write its results, and copy the source files that it imported."""
         self.dry_call.completed(run).save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())
 

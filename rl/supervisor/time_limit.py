@@ -17,7 +17,7 @@ _RECENT_STEPS = 20  # number of steps in the estimate; older steps may include c
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
 _CHECKPOINT_S = 30.0  # assumed seconds of a checkpoint, until the first one is measured
-_NO_CHECKPOINT_S = 0.01  # if all values of time/checkpoint are smaller, none was saved
+_NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint has saved no checkpoint
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
@@ -33,7 +33,7 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request the end of the run if little time is left. Raise RunFailed if it has no step."""
+        """Request the end of the run if little time is left. Raise RunFailed if no step is done."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return

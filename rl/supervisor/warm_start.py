@@ -93,7 +93,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
     """
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
-    trainer = {**run.trainer.plain(), **changed}  # the run is short
+    trainer = {**run.trainer.plain(), **changed}  # turned off, because the run is short
     if run.cluster.spans_hosts:  # a warm start runs on this machine, with one rank
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
@@ -121,7 +121,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 def keep_result(run_folder: RunFolder, target: Path) -> None:
     """Move the exported model of a finished supervised run to `target` atomically."""
     (exported,) = run_folder.exports()
-    # First a copy beside the target, because a rename to another file system is not possible.
+    # Copy beside the target first, because a rename cannot move files to another file system.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as aside:
         copy = shutil.copytree(exported, Path(aside) / "model")
         try:
