@@ -210,14 +210,6 @@ def test_the_smallest_visible_difference_is_found_with_chance_0_8():
     assert 0.72 <= np.mean([decisions == [st.BETTER] for decisions in runs]) <= 0.9
 
 
-def test_the_visible_difference_is_that_of_a_two_sided_test_with_a_power_of_0_8():
-    spread = st.Spread(seeds=(), questions=0.25, noise=0.0, free_questions=10**6)
-    normal = stats.norm.ppf  # so many degrees of freedom are like the normal distribution
-    for number, tail in ((1, 0.975), (5, 0.995)):
-        expected = 0.5 * (normal(tail) + normal(0.8))
-        assert power.visible_difference(spread, number) == pytest.approx(expected, rel=1e-4)
-
-
 def test_with_the_needed_seeds_the_difference_is_visible():
     rng = np.random.default_rng(1)
     arms = simulated(rng, 5, 48, seeds=0.05, questions=0.0, noise=0.2)
