@@ -117,10 +117,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         several(reverse=MODEL, arithmetic={**MODEL, "path": "/no/where"}),
         "reference.teachers.arithmetic.path=/no/where: no such folder",
     ),
-    "a length penalty for an advantage of rewards above 0": (
-        {"advantage": chosen("advantage", "max_rl"), "reward.length_penalty": 0.1},
-        "max_rl needs rewards >= 0 and reward.length_penalty lowers them: use advantage=group_mean",
-    ),
     "a critic whose policy never moves": (
         {**PPO, "critic.head_start": 20, "max_steps": 20},
         "critic.head_start=20 leaves no steps of max_steps=20 for the policy: set",

@@ -100,11 +100,11 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a rollout as long as a wait": (
         {"sampler.rollout_timeout": 500.0, "trainer.wait_timeout": 500.0},
-        "one slow rollout (sampler.rollout_timeout=500.0 s) would stop the run",
+        "sampler.rollout_timeout=500.0 s is not below trainer.wait_timeout=500.0 s",
     ),
     "GPUs of this machine for others": (
         {"trainer.devices": [1], "cluster": chosen("cluster", "ray")},
-        "trainer.devices=[1] names GPUs of this machine, and rl.cluster.ray_cluster.RayCluster",
+        "trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
     ),
     "no duration": (
         {"max_time": "3x"},
