@@ -113,6 +113,8 @@ def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
         ([[1, 2], [0, 1]], 1.0, [[1, 0.5], [-1, -0.5]]),
         # 1 + 2 / 2, 2 and 0 + 1 / 2, 1; baselines: 1.25 and 1.5.
         ([[1, 2], [0, 1]], 0.5, [[0.75, 0.5], [-0.75, -0.5]]),
+        # 1 + 2 / 2, 2 and 4 + 1 / 2, 1; baselines: 3.25 and 1.5.
+        ([[1, 2], [4, 1]], 0.5, [[-1.25, 0.5], [1.25, -0.5]]),
         # Each turn by itself; baselines: 0.5 and 1.5.
         ([[1, 2], [0, 1]], 0.0, [[0.5, 0.5], [-0.5, -0.5]]),
         # Only one rollout has a third turn, two have a second.

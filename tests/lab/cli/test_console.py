@@ -41,6 +41,13 @@ def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_pat
     assert not any("my_lab" in text for text in texts)
 
 
+def test_the_current_folder_gives_its_name_to_the_package(tmp_path, monkeypatch):
+    (tmp_path / "My-Idea").mkdir()
+    monkeypatch.chdir(tmp_path / "My-Idea")
+    assert "created . with the package my_idea" in console.copy_my_lab(["."])
+    assert (tmp_path / "My-Idea" / "my_idea" / "focal.py").is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

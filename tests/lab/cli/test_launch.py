@@ -86,13 +86,15 @@ def test_a_key_of_the_users_own_choice_is_suggested(tmp_path: Path) -> None:
 
 def test_the_help_explains_each_key_of_the_chosen_groups(tmp_path: Path) -> None:
     own = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
-    result = train(*own, "model=qwen3-0.6b", "--help", output_dir=tmp_path)
+    result = train(*own, "model=qwen3-0.6b", "kl=adaptive", "--help", output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     shown = result.stdout
     assert "\nmax_steps=150\n    Optimizer steps of the whole run.\n" in shown
     assert "\nresume=false\n    true: resume run_name from its last complete checkpoint.\n" in shown
     assert "\nloss.gamma=" in shown  # of the user's own choice
     assert "\nmodel.max_tokens=512\n    Longest single turn in tokens.\n" in shown  # of model=hf
+    first = "Weight of the divergence at the first step."  # and not that of kl=none
+    assert f"\nkl.beta=0.05\n    {first}\n" in shown
     assert "\nsampler.max_tokens=${model.max_tokens}\n    Most tokens of a single turn.\n" in shown
     explained = [line for line in shown.splitlines() if line.startswith("    ")]
     assert len(explained) > 100

@@ -100,6 +100,11 @@ def test_a_mixture_has_a_column_for_each_environment_and_no_nan():
     assert "1 x broke" in lines
 
 
+def test_rollouts_without_a_reward_are_counted_if_their_example_has_another():
+    lines = table(played(rollout(1.0), rollout(None, error="broke"))).splitlines()
+    assert ["not", "scored", "1"] in [line.split() for line in lines]
+
+
 def test_names_are_not_interpreted_as_markup():
     odd = rollout(1.0, error="[/red] broke", rewards={"[bold]mine": 1.0, "[/]": 0.5})
     lines = table(played(odd, env="[/env]"), played(rollout(0.0), env="[red]b"))

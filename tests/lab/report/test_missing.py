@@ -180,10 +180,16 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     more = [run(name=name, seed=seeds[name], cause=cause) for name, cause in causes.items()]
     comparison = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, *more))])
     assert ended_early(comparison) == ""
+    assert result(comparison, "cispo").lost == ()
     assert result(comparison, "cispo").decision == "better"
     assert comparison.notes[0].startswith("2 runs have not ended: the p-values are valid only when")
     fewer = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, more[0]))])
     assert fewer.notes[0].startswith("1 run has not ended: ")
+
+
+def test_a_run_of_unknown_seed_is_no_repetition_of_another():
+    early = run(name="early", cause="vLLM is gone")
+    assert Arm("x", "x", (run([0.5]), early)).ended_early == [early]
 
 
 def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():

@@ -28,6 +28,7 @@ def shape(demand, nodes, ranks_per_node=None):
         (Demand(2, 4, 8), [EIGHT] * 2, None, [(4, 2, 0), (4, 2, 0), (8, 8, 8)]),
         (Demand(0, 1, 9), [EIGHT] * 2, None, [(4, 4, 4), (5, 5, 5)]),  # not 8 and 1
         (Demand(0, 1, 8), [EIGHT] * 4, 2, [(2, 2, 2)] * 4),
+        (Demand(0, 1, 4), [Bundle(2, 8), EIGHT], None, [(4, 4, 4)]),  # the largest node counts
         (Demand(2, 1, 2), [CPUS] * 3, None, [(0, 2, 0), (0, 2, 0), (0, 2, 2)]),  # no GPU anywhere
         (Demand(1, 1, 3), [CPUS] * 3, 1, [(0, 2, 0), (0, 1, 1), (0, 1, 1), (0, 1, 1)]),
     ],

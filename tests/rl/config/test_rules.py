@@ -98,6 +98,14 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.rollout_timeout": 700.0},
         "sampler.rollout_timeout=700.0 s is not below trainer.wait_timeout=600 s, so one slow",
     ),
+    "a rollout as long as a wait": (
+        {"sampler.rollout_timeout": 500.0, "trainer.wait_timeout": 500.0},
+        "sampler.rollout_timeout=500.0 s is not below trainer.wait_timeout=500.0 s",
+    ),
+    "GPUs of this machine for others": (
+        {"trainer.devices": [1], "cluster": chosen("cluster", "ray")},
+        "trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
+    ),
     "no duration": (
         {"max_time": "3x"},
         "max_time=3x is not a time: write 3h30m, 90m, or a",
@@ -142,6 +150,7 @@ ALLOWED: dict[str, Changes] = {
     "adapter with whole modules, merged": lora(modules_to_save=["norm"]),
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
     "a longest turn": {"sampler.max_tokens": 255},
+    "GPUs of this machine": {"trainer.devices": [1], "inference.devices": [0]},
 }
 
 

@@ -190,6 +190,12 @@ def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
     assert problem.endswith(f"({file}, line {line})")
 
 
+def test_a_loss_that_works_only_with_several_updates_is_refused_for_one(own: Any) -> None:
+    old = "TokenLoss(-tokens.logprobs * (tokens.old_logprobs - 1).exp(), {})"
+    problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    return {old}\n"))
+    assert "raised TypeError: unsupported operand" in problem
+
+
 def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}

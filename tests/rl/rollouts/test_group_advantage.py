@@ -97,6 +97,13 @@ def test_a_single_token_and_a_rollout_without_tokens_have_advantages_by_token_to
     assert rollout_line(Group(0, EXAMPLE, 0, tuple(rollouts), made), rollouts[1], made[1], True)
 
 
+def test_a_group_with_advantages_by_token_compares_these_and_not_the_rewards():
+    rollouts = [rollout(1.0, lengths=(2,)), rollout(0.0, lengths=(3,))]
+    made = credits(by_token, rollouts, per_token=True)  # 1, 2 and 0, 1, 2
+    columns = compared_columns(Group(0, EXAMPLE, 0, tuple(rollouts), made))
+    assert columns == [[1.0, 0.0], [2.0, 2.0]]  # the least and the greatest of each rollout
+
+
 @pytest.mark.parametrize(
     ("rewards", "numbers", "columns"),
     [

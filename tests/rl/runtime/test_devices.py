@@ -63,7 +63,7 @@ def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(
     nvidia_smi(TWO)
     assert gpu_memory(["0", "1"]) == gpu_memory(["0", "GPU-77"]) == 24576 * MIB
     assert gpu_memory(["0"]) == gpu_memory(["GPU-5d1f"]) == 81559 * MIB
-    assert gpu_memory(["7"]) is None
+    assert gpu_memory(["7"]) is gpu_memory(["0", "7"]) is None  # there is no GPU 7
     nvidia_smi("", status=9)
     assert gpu_memory(["0"]) is None
 

@@ -10,6 +10,7 @@ from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.status import Status
+from rl.supervisor.supervise import _is_complete
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -59,6 +60,14 @@ def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(e
     run_folder.lock.unlink()
     assert not run_folder.private.path.exists()
     assert contents(run_folder.path) == before
+
+
+def test_a_run_is_complete_only_if_a_checkpoint_has_the_step_that_fulfils_stop_when(tmp_path):
+    run_folder = a_run(tmp_path / "whole", 'stop_when="step > 0"')
+    Status(run_folder, "trainer.rank0").set("done")
+    for num_saved in (1, 2):
+        run_folder.checkpoint(num_saved).mkdir(parents=True)
+        assert _is_complete(Run.load(run_folder.config), run_folder) == (num_saved == 2)
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])

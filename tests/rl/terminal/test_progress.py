@@ -1,0 +1,17 @@
+"""The progress bar of programs that play a known number of rollouts."""
+
+import io
+
+from rich.console import Console
+
+from rl.terminal.progress import Progress
+
+
+def test_the_remaining_time_follows_the_speed_of_this_start_alone(monkeypatch):
+    monkeypatch.setattr("rl.terminal.progress.time.time", lambda: 1000.0)
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    progress = Progress(console, 100, "rollouts", done=60)  # of an earlier start
+    progress.advance(10)
+    console.print(progress.picture(now=1010.0))
+    assert "10 s, about 30 s left" in console.file.getvalue()
+    assert "70/100 rollouts" in console.file.getvalue()
