@@ -174,6 +174,8 @@ def sample(
     # Pad on the left, so that all completions begin in the same column.
     ids = torch.tensor([[stops[0]] * (width - len(p)) + p for p in prompts])  # [B, width]
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")  # shared prefixes have no cache of keys and values
     model.eval()
     made = model.generate(
         input_ids=ids,
@@ -189,6 +191,7 @@ def sample(
         output_logits=True,
     )
     model.train()
+    model.set_attn_implementation(attention)
     # Divide the raw logits by the temperature, because vLLM's logprobs are taken after it.
     scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
     new = made.sequences[:, width:]

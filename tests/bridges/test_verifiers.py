@@ -46,7 +46,7 @@ def test_without_the_library_the_bridge_says_what_to_install():
 
     if "verifiers" in sys.modules or _installed():
         pytest.skip("the library is installed in this very environment")
-    with pytest.raises(ValueError, match=r"owner/x needs .* make verifiers, and PYTHONPATH"):
+    with pytest.raises(ValueError, match=r"owner/x needs .*`make verifiers`, then set PYTHONPATH"):
         load_adapter("owner/x", {})
 
 

@@ -57,7 +57,7 @@ def installed_wheel(home: Path) -> Path:
     """Build and install the wheel beside the locked packages; return the folder of programs."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     # Build from a copy, because a build leaves files behind that the next build would include.
-    unneeded = shutil.ignore_patterns(".*", "outputs", "tests", "build", "__pycache__")
+    unneeded = shutil.ignore_patterns(".*", "outputs", "build", "__pycache__")
     source = shutil.copytree(ROOT, home / "source", ignore=unneeded)
     build = ["wheel", str(source), "--no-deps", "--no-build-isolation", "--wheel-dir", str(home)]
     subprocess.run([*pip, *build], check=True)

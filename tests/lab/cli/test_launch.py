@@ -24,7 +24,7 @@ from tests.support.launching import train
     [
         (["loss=cispoo"], "loss=cispoo does not exist: did you mean cispo? (loss has cispo, "),
         (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
-        (["loss=gprg"], "loss=gprg: no such choice: did you mean grpo? (loss has cispo, "),
+        (["loss=gprg"], "loss=gprg does not exist: did you mean grpo? (loss has cispo, "),
         (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
@@ -244,7 +244,7 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
     assert result.returncode == 2
     # In this order nothing is trained should the check be missing.
     assert result.stderr.startswith("this sweep cannot start:\n- seed=-1, but it must be >= 0")
-    assert "\n- losses.gspo.gspo gives" in result.stderr
+    assert "\n- losses.gspo.gspo needs equal weights of all sequences" in result.stderr
     assert "(2 of 6 runs, first: loss=gspo aggregation=token_mean seed=0 " in result.stderr
     assert "- seed=-1, but it must be >= 0 (2 of 6 runs, first: loss=gspo agg" in result.stderr
 
