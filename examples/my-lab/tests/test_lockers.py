@@ -124,7 +124,7 @@ def test_every_run_has_the_same_examples_and_trails_of_every_length() -> None:
         ({"max_hops": 0}, "1 to 10 lockers"),
         ({"max_turns": 3}, "raise max_turns to 4"),
         ({"num_eval": 980}, "980 words in all"),
-        ({"reward_weights": {"right": 1.0}}, "use correct or walked"),
+        ({"reward_weights": {"right": 1.0}}, "choose from correct, walked"),
     ],
 )
 def test_impossible_knobs_are_refused_with_a_remedy(
