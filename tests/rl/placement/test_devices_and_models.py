@@ -35,7 +35,7 @@ PLACES = {"1": (1, 1), "2": (1, 1), "4": (2, 2), "8": (4, 4), "2x8": (8, 8)}  # 
 # take 18 GiB, of which ZeRO 3 gives each rank its share, and DeepSpeed's step another 12.
 FIT = {
     "lora": {"0.6b": "1 2 4 8 2x8", "1.7b": "1 2 4 8 2x8", "4b": "1 2 4 8 2x8",
-             "8b": "1 2 4 8 2x8", "32b": "", "30b-a3b": ""},
+             "8b": "1 2 4 8 2x8", "32b": "", "30b-a3b": "2 4 8 2x8"},
     "none": {"0.6b": "1 2 4 8 2x8", "1.7b": "1 2 4 8 2x8", "4b": "4 8 2x8", "8b": "8 2x8",
              "32b": "", "30b-a3b": ""},
 }  # fmt: skip
@@ -73,7 +73,9 @@ def test_a_model_is_placed_or_refused_as_in_the_table(model, machine, adapter):
     for device in machines[0].devices:
         for host in range(hosts):
             on_it = [p for p in processes if p.place.host == host and device in p.place.devices]
-            assert sum(p.need.on_device for p in on_it) <= 80 * GIB
+            assert (
+                sum(p.need.on_device for p in on_it) <= 80 * GIB / 0.93
+            )  # the share of an estimate that must fit
     server = next(p.need.device for p in processes if p.name == "vLLM")
     assert server["weights"] == 2 * made.parameters
 
