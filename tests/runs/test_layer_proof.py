@@ -175,7 +175,7 @@ def test_a_parameter_that_was_neither_compared_nor_loaded_ends_the_push(monkeypa
     received = engine._received
     engine.finish_weight_update()
     engine._loaded, engine._received = {"qkv.weight"}, received
-    with pytest.raises(RuntimeError, match=r"other weights in \['scale'\]"):
+    with pytest.raises(RuntimeError, match=r"pushed weights in \['scale'\]"):
         engine.finish_weight_update()
 
 
@@ -199,7 +199,7 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
     engine = updated_engine(monkeypatch, received, sent)
     if behind:
         with pytest.raises(
-            RuntimeError, match=r"other weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
+            RuntimeError, match=r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
         ):
             engine.finish_weight_update()
     else:
