@@ -148,7 +148,13 @@ def test_the_printed_command_resumes_the_run(interrupted, lab):
 def test_its_sweep_trains_and_ends_with_a_table(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]
-    brief = ["max_steps=1", "batch_size=16", "group_size=4", "model.warm_start=null"]
+    brief = [
+        "max_steps=1",
+        "batch_size=16",
+        "group_size=4",
+        "model.warm_start=null",
+        "evaluation=none",
+    ]
     result = lab.run([*TRAIN, "--config-name", "does_focal_help", *jobs, *brief])
     assert result.status == 0, result.screen
     (sweep,) = (lab.folder / "outputs" / "sweeps").iterdir()

@@ -223,6 +223,11 @@ def test_the_ends_of_a_range_are_allowed(config: dict[str, Any]) -> None:
     check(changed(config, {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 1.01}}))
 
 
+def test_an_evaluation_is_refused_by_name_where_the_sampler_has_no_temperature():
+    config = composed("loss=sft", "sampler=demonstrations", "evaluation=default")
+    assert only_problem(config).startswith("evaluation needs vLLM to sample answers")
+
+
 def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
     sampler = config["sampler"]
     assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
