@@ -120,7 +120,7 @@ def _answer(config: Config) -> dict[str, Any]:
 
 
 def _raise_timeout(*_: object) -> None:
-    raise TimeoutError(f"no result within {LIMIT_S} s")
+    raise TimeoutError(f"the check of all components took over {LIMIT_S} s: make this one faster")
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:

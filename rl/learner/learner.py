@@ -130,8 +130,8 @@ class Learner:
 
         `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
-        # Seed dropout and losses that draw numbers once per step and rank, so that checkpoints need
-        # not store RNG state and a resumed run draws the same numbers.
+        # Set the seed of the random numbers (dropout, some losses) at every step, on every rank. So
+        # a resumed run draws the same numbers, and checkpoints need not store RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         batches, fixed = self._prepare(batch, self._beta)
