@@ -62,7 +62,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, but a folder's "
             f"name has at most {_MAX_NAME_BYTES}: choose a shorter run_name"
         )
-    elif saved.is_file() and not run_folder.has_steps():
+    elif saved.is_file() and not run_folder.has_results():
         return  # the earlier run made no step, so nothing is lost
     elif saved.is_file() and not config["resume"]:
         yield (

@@ -133,7 +133,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a configuration that affect its dry call, which seed and folder do not."""
+    """Return the keys that affect a dry call, so that other keys, as the seed, keep its answer."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

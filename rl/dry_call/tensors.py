@@ -119,7 +119,11 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise BadResult(f"has READS={stated}, but Tokens has no {sorted(unknown)}: remove it")
+            known = ", ".join(Tokens.__dataclass_fields__)
+            raise BadResult(
+                f"has READS={stated}, but Tokens has no field {', '.join(sorted(unknown))}: name "
+                f"only fields of Tokens ({known})"
+            )
     return set(stated), corrects
 
 
