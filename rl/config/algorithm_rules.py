@@ -259,6 +259,20 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
         )
 
 
+def batch_credit(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse a batch credit whose advantages nothing reads."""
+    kind, loss = config["batch_credit"]["_target_"], config["loss"]["_target_"]
+    if learned.batch_credit_is_neutral:
+        return
+    if not learned.reads_advantages:
+        yield f"{kind} changes advantages, but {loss} reads none: use batch_credit=none"
+    if fact(config["critic"]["_target_"], "estimates", True):
+        yield (
+            f"{config['critic']['_target_']} computes the advantages, so those of {kind} would be "
+            "ignored: use batch_credit=none, or critic=none"
+        )
+
+
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     groups_of_equal_rewards,
     loss_and_aggregation,
@@ -271,4 +285,5 @@ ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     updates_and_correction,
     rewards_before_advantages,
     critic,
+    batch_credit,
 )

@@ -45,6 +45,8 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
+# What a run did that was started before these options existed
+_OLDER = {"batch_credit": {"_target_": "rl.rollouts.batch_credit.none"}}
 FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 
@@ -101,7 +103,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(config)), dict(leaves(before))
+    now, then = dict(leaves(config)), dict(leaves({**_OLDER, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

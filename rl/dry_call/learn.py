@@ -52,6 +52,9 @@ def learn(config: Config) -> Learned:
     with report.calling("advantage", built["advantage"]):
         advantage = component(config["advantage"])
         facts |= rewards.check_advantage(report, advantage, config["group_size"])
+    count = 5 if facts.get("advantage_by_token") else 1 + facts.get("advantage_by_turn", False)
+    with report.calling("batch_credit", built["batch_credit"]):
+        facts |= rewards.check_batch_credit(report, component(config["batch_credit"]), count)
     facts |= rewards.check_aggregation(report, built["aggregation"])
     with report.calling("reward", built["reward"]):
         shaping, longest = built["reward"](), config["max_seq_len"]
@@ -77,10 +80,8 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     """Import the components; return each one with its options bound."""
     from rl.config.build import build
 
-    called = {
-        group: config[group]
-        for group in ("loss", "correction", "advantage", "aggregation", "truncation", "reward")
-    }
+    alone = ("loss", "correction", "advantage", "batch_credit", "aggregation")
+    called = {group: config[group] for group in (*alone, "truncation", "reward")}
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}

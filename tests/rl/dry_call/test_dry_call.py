@@ -282,6 +282,23 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "def mine(lengths, groups):\n    return [1.0]\n",
             "1 numbers instead of 4",
         ),
+        (
+            "batch_credit",
+            "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
+            "returned [[1], [1]] advantages",
+        ),
+        (
+            "batch_credit",
+            "def mine(groups):\n    count = 1 / sum(len(g.credits) for g in groups)\n"
+            "    return [g.credits for g in groups]\n",
+            "ZeroDivisionError: division by zero, called with a batch without groups",
+        ),
+        (
+            "batch_credit",
+            "from dataclasses import replace\ndef mine(groups):\n    return [[replace(c, "
+            "advantages=(float('nan'),)) for c in g.credits] for g in groups]\n",
+            "returned nan instead of a number",
+        ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).detach()\n", "without gradient"),
@@ -399,6 +416,7 @@ FACTS = {
         "aggregation_weighs_sequences": {"sequence_mean"},
     },
     "correction": {"correction_is_neutral": {"none"}},
+    "batch_credit": {"batch_credit_is_neutral": {"none"}},
     "truncation": {
         "truncation_lowers_rewards": {"penalty"},
     },

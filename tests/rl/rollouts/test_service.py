@@ -61,6 +61,7 @@ class Dispatcher:
 
 def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -> RolloutService:
     run = SimpleNamespace(
+        batch_credit=chosen("batch_credit", "none"),
         aggregation=aggregation,
         record=chosen("record", record),
         learned=learned(),
