@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from losses.advantages import SPREAD_TOLERANCE
+from losses.groups import SPREAD_TOLERANCE
 from rl.records import Credit, Group
 from rl.runtime.failure import RunFailed
 

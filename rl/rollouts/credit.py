@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from envs.episode import Example
-from losses.advantages import SPREAD_TOLERANCE
-from losses.groups import ScoredGroup
+from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.ranges import NonNegativeFloat
