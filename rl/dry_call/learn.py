@@ -40,9 +40,10 @@ def learn(config: Config) -> Learned:
     built = _built(report, config)
     if report.problems:
         raise ConfigError(report.problems)
-    reads, corrects = tensors.check_loss(report, built["loss"], config["updates_per_batch"])
-    facts["loss_reads"] = tuple(sorted(reads))
-    facts["loss_corrects"] = corrects
+    with report.calling("loss", built["loss"]):
+        loss, updates = component(config["loss"]), config["updates_per_batch"]
+        reads, corrects = tensors.check_loss(report, loss, updates)
+        facts |= {"loss_reads": tuple(sorted(reads)), "loss_corrects": corrects}
     loss_module = sys.modules[unwrapped(built["loss"]).__module__]
     facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))
     facts["correction_is_neutral"] = tensors.check_correction(report, built["correction"])

@@ -6,6 +6,7 @@ tokens. The importance ratios are near 1, so that no loss clips them. Advantages
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
         with trial.calling("loss", loss, INPUT):
-            result = loss(tokens)
+            result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
             results += [result.loss.detach()] if has_old else []
         used |= here
@@ -125,6 +126,30 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
                 f"only fields of Tokens ({known})"
             )
     return set(stated), corrects
+
+
+def with_statistics(loss: Any, tokens: Tokens) -> Any:
+    """Return a loss with the statistics of made-up tokens, or unchanged if it reads none.
+
+    Raise BadResult unless the statistics are sums over the tokens, also of an empty micro-batch.
+    """
+    if not hasattr(loss, "statistics"):
+        return loss
+    with torch._C.DisableTorchFunctionSubclass():  # do not record what is copied here
+        values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
+        parts = [
+            Tokens(**{k: v[index] for k, v in values.items()} | {"num_sequences": 1})
+            for index in (slice(0, 5), slice(5, 8), slice(0, 0))
+        ]
+    whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
+    if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
+        raise BadResult(f"has statistics() that return {_describe(whole)}: return finite sums [K]")
+    if not torch.allclose(sum(s.detach().double() for s in shares), whole.detach().double()):
+        raise BadResult(
+            "has statistics() of two sequences and an empty micro-batch that do not add up to those "
+            "of all tokens: return sums over the tokens, 0 without tokens, and divide in __call__"
+        )
+    return partial(loss, statistics=whole.detach())
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rl.config.build import build
+from rl.config.build import build, component
 from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schema import Run
+from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch, Objective
@@ -84,7 +85,7 @@ class Learner:
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
         self._objective = Objective(
-            build(run.loss), build(run.correction), self._kl, run.entropy_bonus
+            component(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )
         self._prepare = Preparation(
             self.policy,
@@ -93,6 +94,7 @@ class Learner:
             kl=self._kl,
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
+            for_statistics=reads_statistics(self._objective),
         )
 
     def _load_reference(self) -> Reference | None:

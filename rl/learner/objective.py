@@ -48,6 +48,7 @@ class Batch(Tokens):
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
+    scored: bool = False  # whether `logprobs` and `entropies` are set, before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
@@ -77,6 +78,19 @@ class Batch(Tokens):
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
+
+    def with_outputs(
+        self, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
+    ) -> "Batch":
+        """Return what the token loss sees: this micro-batch with the outputs of a forward pass."""
+        return replace(
+            self,
+            logprobs=logprobs,
+            rollout_logprobs=self.rollout_logprobs.to(logprobs.dtype),
+            advantages=self.advantages.to(logprobs.dtype),
+            entropies=entropies.detach(),
+            candidate_logprobs=candidate_logprobs,
+        )
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
         """Return this micro-batch's share of the objective, from the loss of each token [N]."""
@@ -121,14 +135,7 @@ class Objective:
             ValueError: the token loss or a metric is not one number per token, or the loss has no
                 gradient.
         """
-        tokens = replace(
-            batch,
-            logprobs=logprobs,
-            rollout_logprobs=batch.rollout_logprobs.to(logprobs.dtype),
-            advantages=batch.advantages.to(logprobs.dtype),
-            entropies=entropies.detach(),
-            candidate_logprobs=candidate_logprobs,
-        )
+        tokens = batch.with_outputs(logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
         _check_loss(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
