@@ -19,6 +19,7 @@ from benchmarks._composing import compose
 from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.config.build import build, component
+from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.dry_call.learn import completed
@@ -126,6 +127,7 @@ class Playground:
             tokens_per_micro_batch=1024,
             metrics={},
             per_turn=Learned.of(run).aggregation_takes_turns,
+            whole_groups=fact(run.loss["_target_"], "whole_groups", False),
         )
         return share
 

@@ -9,7 +9,7 @@ components.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references
+from rl.config.facts import fact, is_imitator, references, stays_near_reference
 from rl.config.learned import REFERENCE, Learned
 from rl.config.limits import value_of
 from rl.config.signatures import did_you_mean
@@ -185,7 +185,8 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
         if path != "reference" and not fact(kind, "has_logprobs", True):
             yield f"{path} is {kind}, which returns no logprobs: use {path}=model"
         is_hinted = node.get("sees_hint", False)
-        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
+        may_be_policy = is_hinted or stays_near_reference(config)
+        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not may_be_policy:
             yield (
                 f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
                 f"{path}=model {path}.path=<the teacher>, or {path}.sees_hint=true"

@@ -84,6 +84,8 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "entropies": 0.1 + torch.rand(NUM_TOKENS, generator=generator),
         "positions": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]),
         "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
+        "rollout_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
+        "group_ids": torch.zeros(NUM_TOKENS, dtype=torch.int64),
         "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
         "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
@@ -146,8 +148,8 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
         raise BadResult(f"has statistics() that return {_describe(whole)}: return finite sums [K]")
     if not torch.allclose(sum(s.detach().double() for s in shares), whole.detach().double()):
         raise BadResult(
-            "has statistics() of two sequences and an empty micro-batch that do not add up to those "
-            "of all tokens: return sums over the tokens, 0 without tokens, and divide in __call__"
+            "has statistics() of two sequences, and of no tokens, that do not add up to those of "
+            "all tokens: return sums over the tokens, and divide in __call__"
         )
     return partial(loss, statistics=whole.detach())
 

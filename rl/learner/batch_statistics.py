@@ -3,12 +3,12 @@
     statistics(tokens) -> [K]             sums over the tokens of a micro-batch
     loss(tokens, statistics) -> TokenLoss     given their sums over all micro-batches and ranks
 
-A sum does not depend on the split of the batch, so neither does a threshold that follows from sums.
-The statistics need logprobs before the loss of the first micro-batch. Three passes can provide them:
+Sums do not depend on the split of the batch, so neither does a threshold that follows from sums.
+The statistics of all tokens come before the loss of the first. The logprobs for them come from
 
-1. Each rank has one micro-batch: the forward pass of the update.
-2. The first of several updates: the pass that computed the old logprobs.
-3. Otherwise another forward pass over all micro-batches, without dropout.
+1. the forward pass of the update, if each rank has one micro-batch,
+2. else, in the first update, the pass that computed old logprobs, if there is one,
+3. else another forward pass over all micro-batches, without dropout.
 """
 
 from collections.abc import Callable, Sequence

@@ -41,7 +41,6 @@ class Batch(Tokens):
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, True where the policy chose the token
     token_weights: Tensor  # [N] weight of each token in the objective
-    rollout_ids: Tensor  # [N] index of each token's rollout in the global batch
     envs: tuple[str, ...]  # [B] name of each row's environment
     # Rows with the same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
@@ -71,6 +70,7 @@ class Batch(Tokens):
             # A token that no policy sampled has version -1, so its staleness is step + 1.
             "staleness": step - _tensor(micro.token_versions)[mask],
             "rollout_ids": _tensor(micro.rollout_ids)[rows],
+            "group_ids": _tensor(micro.group_ids)[rows],
             "positions": _tensor(positions)[mask],
         }
         if micro.hinted_token_ids is not None and micro.hinted_mask is not None:

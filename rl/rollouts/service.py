@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from rl.config.build import build, component
+from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
@@ -152,6 +153,7 @@ class RolloutService:
             tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
             shares_prefixes=call.shares_prefixes,
+            whole_groups=fact(self._run.loss["_target_"], "whole_groups", False),
         )
         await recording  # wait, so that every trained step has its file
         record_ids = self._record.ids(groups, recorded)

@@ -377,6 +377,7 @@ def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt
         token_versions=np.zeros((1, 5), np.int32),
         turns=np.zeros((1, 5), np.int32),
         rollout_ids=np.zeros(1, np.int32),
+        group_ids=np.zeros(1, np.int32),
         first_positions=np.zeros(1, np.int32),
         row_numbers=np.zeros(1, np.int32),
         envs=("words",),

@@ -37,7 +37,9 @@ from tests.support.replicas import inference
 
 EMPTY = MicroBatch(
     **{name: np.zeros((1, 2), column.dtype) for name, column in columns_of(MicroBatch).items()},
-    **dict.fromkeys(("rollout_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)),
+    **dict.fromkeys(
+        ("rollout_ids", "group_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)
+    ),
 )
 EVALUATION = {
     "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
