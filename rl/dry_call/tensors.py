@@ -140,13 +140,14 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     with torch._C.DisableTorchFunctionSubclass():  # do not record what is copied here
         values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
         parts = [
-            Tokens(**{k: v[index] for k, v in values.items()} | {"num_sequences": 1})
+            Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
             for index in (slice(0, 5), slice(5, 8), slice(0, 0))
         ]
     whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
         raise BadResult(f"has statistics() that return {_describe(whole)}: return finite sums [K]")
-    if not torch.allclose(sum(s.detach().double() for s in shares), whole.detach().double()):
+    total = torch.stack(shares).detach().sum(0)
+    if not torch.allclose(total, whole.detach()):
         raise BadResult(
             "has statistics() of two sequences, and of no tokens, that do not add up to those of "
             "all tokens: return sums over the tokens, and divide in __call__"

@@ -29,6 +29,7 @@ ALGORITHMS = {
     "rloo": ("reinforce", "rloo", "token_mean"),
     "reinforce": ("reinforce", "group_mean", "token_mean"),
     "masked_is": ("masked_is", "group_mean", "token_mean"),
+    "m2po": ("M2PO", "group_zscore", "token_mean"),
     "dppo": ("dppo", "group_mean", "token_mean"),
     "distill": ("distill", "none", "token_mean"),
     "forward_kl_topk": ("forward_kl_topk", "none", "token_mean"),

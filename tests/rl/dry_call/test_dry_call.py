@@ -196,6 +196,57 @@ def test_a_loss_that_works_only_with_several_updates_is_refused_for_one(own: Any
     assert "raised TypeError: unsupported operand" in problem
 
 
+STATISTICS = (
+    HEAD
+    + """
+class Mine:
+    stays_near_reference = True
+    whole_groups = True
+    def statistics(self, tokens):
+        {body}
+    def __call__(self, tokens, statistics):
+        kept = (tokens.entropies > statistics[1] / statistics[0]).float()
+        rollouts = tokens.rollout_ids.unique(return_inverse=True)[1]
+        gap = tokens.logprobs - tokens.ref_logprobs
+        loss = -kept * tokens.advantages * gap.new_zeros(2).index_add(0, rollouts, gap)[rollouts]
+        return TokenLoss(loss, {{}})
+"""
+)
+SUMS = "return torch.stack([torch.ones_like(tokens.entropies), tokens.entropies]).sum(1)"
+
+
+def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_policy(
+    own: Any,
+) -> None:
+    config = own("loss", STATISTICS.format(body=SUMS), "Mine")
+    learned = learn(config)
+    fields = {"entropies", "rollout_ids", "logprobs", "ref_logprobs", "advantages"}
+    assert set(learned.loss_reads) == fields
+    check_learned(config, learned)
+    other = STATISTICS.format(body=SUMS).replace("stays_near", "runs_from")
+    config = own("loss", other, "Mine")
+    with pytest.raises(ConfigError, match="reference=initial is the policy itself"):
+        check_learned(config, learn(config))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (SUMS.replace("sum", "mean"), "do not add up to those of all tokens: return sums over"),
+        ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to those of all"),
+        (SUMS + " + 1", "of no tokens, that do not add up"),
+        (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
+        ("return 3.0", "has statistics() that return float 3.0: return finite sums [K]"),
+        (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
+        ("return tokens.entropy", "AttributeError: 'Tokens' object has no attribute 'entropy'"),
+    ],
+)
+def test_statistics_that_are_no_sums_over_tokens_are_refused(
+    body: str, said: str, own: Any
+) -> None:
+    assert said in the_problem(own("loss", STATISTICS.format(body=body), "Mine"))
+
+
 def test_every_name_that_the_run_logs_is_taken() -> None:
     texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
     logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
