@@ -1,15 +1,12 @@
 """M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
 
     m_t    = (log pi - log anchor)^2
-    bound  = the largest for which the mean of m_t over the batch's tokens with m_t < bound is at
-             most max_second_moment
+    bound  = the largest with mean of m_t over the batch's tokens below it <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
-A clip bounds each token alone, and masks more tokens the staler they are. This bound follows from
-the whole batch, so only outliers are masked, even of very stale rollouts. arXiv:2510.01161.
-
-The bound is a multiple of 0.01 in |log ratio|, because the batch is counted in bins of that width.
-K: twice the number of bins.
+Unlike a clip, which masks more tokens the staler they are, this bound masks only outliers. The
+tokens are counted in bins of |log ratio|, so the bound is a multiple of a bin's width.
+arXiv:2510.01161. K: twice the number of bins.
 """
 
 from dataclasses import dataclass
@@ -39,8 +36,8 @@ class M2PO:
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
         """Return the masked surrogate [N]; masked_fraction [N] is 1 where a token is dropped."""
-        counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)  # of all bins up to each, [bins]
-        # The mean of m_t up to a bin never falls from one bin to the next.
+        counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
+        # The mean of m_t over all bins up to one grows from each bin to the next.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]

@@ -9,7 +9,7 @@ components.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references, stays_near_reference
+from rl.config.facts import fact, is_imitator, references
 from rl.config.learned import REFERENCE, Learned
 from rl.config.limits import value_of
 from rl.config.signatures import did_you_mean
@@ -185,7 +185,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
         if path != "reference" and not fact(kind, "has_logprobs", True):
             yield f"{path} is {kind}, which returns no logprobs: use {path}=model"
         is_hinted = node.get("sees_hint", False)
-        may_be_policy = is_hinted or stays_near_reference(config)
+        may_be_policy = is_hinted or fact(loss, "stays_near_reference", False)
         if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not may_be_policy:
             yield (
                 f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
@@ -267,11 +267,9 @@ def batch_credit(config: Config, learned: Learned) -> Iterator[str]:
         return
     if not learned.reads_advantages:
         yield f"{kind} changes advantages, but {loss} reads none: use batch_credit=none"
-    if fact(config["critic"]["_target_"], "estimates", True):
-        yield (
-            f"{config['critic']['_target_']} computes the advantages, so those of {kind} would be "
-            "ignored: use batch_credit=none, or critic=none"
-        )
+    critic = config["critic"]["_target_"]
+    if fact(critic, "estimates", True):
+        yield f"{critic} replaces the advantages of {kind}: use batch_credit=none, or critic=none"
 
 
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (

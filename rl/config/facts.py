@@ -40,13 +40,8 @@ def needs_reference(config: Config) -> bool:
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
-    is_teacher |= stays_near_reference(config)
+    is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
-
-
-def stays_near_reference(config: Config) -> bool:
-    """Return whether the loss measures the policy against a reference that may be its start."""
-    return fact(config["loss"]["_target_"], "stays_near_reference", False)
 
 
 def references(config: Config) -> dict[str, Config]:

@@ -128,16 +128,14 @@ def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[st
         )
         return Group(index, _EXAMPLE, 0, rollouts, tuple(credits))
 
-    cases = {
-        "made-up groups": [group(0, 0.5, -0.5, 0.0, None), group(1, 0.75, -0.25, -0.25, -0.25)],
-        "groups with equal advantages": [group(0, 0.0, 0.0), group(1, 0.0, 0.0)],
-        "one rollout with a score": [group(0, 1.0, None)],
-        "rollouts without a score": [group(0, None, None)],
-        "a batch without groups": [],
-    }
+    batches: list[list[tuple[float | None, ...]]] = [
+        [(0.5, -0.5, 0.0, None), (0.75, -0.25, -0.25, -0.25)],
+        *([(0.0, 0.0), (0.0, 0.0)], [(1.0, None)], [(None, None)], []),
+    ]
     same = []
-    for what, groups in cases.items():
-        with report.calling("batch_credit", batch_credit, what):
+    for numbers in batches:
+        with report.calling("batch_credit", batch_credit, f"groups with the rewards {numbers}"):
+            groups = [group(i, *each) for i, each in enumerate(numbers)]
             try:
                 made = credited(groups, batch_credit)
             except RunFailed as error:

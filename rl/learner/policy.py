@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.learner.batch_statistics import reads_statistics, scored_first, with_statistics
+from rl.learner.batch_statistics import reads_statistics, with_statistics
 from rl.learner.deepspeed_engine import (
     gathered,
     linearised,
@@ -102,7 +102,7 @@ class Policy:
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        # The logprobs that a loss reads statistics of are others after the first update.
+        # Logprobs of the preparation serve for the statistics of the first update only.
         later = [replace(b, scored=False) for b in batches]
         metrics = [
             self._update(
@@ -127,7 +127,10 @@ class Policy:
         # Skip only on all ranks together, because other ranks would wait for a rank that skips.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
-        objective, sums = scored_first(objective, batches, self.scored), TokenSums()
+        sums = TokenSums()
+        if reads_statistics(objective) and len(batches) > 1:
+            scored = [batch if batch.scored else self.scored(batch) for batch in batches]
+            objective = with_statistics(objective, scored)
         for number, batch in enumerate(batches):
             outputs = self.engine(
                 *(batch.token_ids, batch.mask, self._temperature),
@@ -138,7 +141,7 @@ class Policy:
             # on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            if reads_statistics(objective):
+            if reads_statistics(objective):  # this is the only micro-batch
                 objective = with_statistics(objective, [batch.with_outputs(*leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)

@@ -33,7 +33,7 @@ class Preparation:
         keeps_old: whether a batch gets several updates, which need the old logprobs.
         compared: whether advantages subtract a baseline. Then penalties subtract one, too.
         critic: None if the run has no critic. Then the batch contains the advantages.
-        for_statistics: whether the loss reads statistics of the batch, of entropies for example.
+        for_statistics: whether the loss reads statistics, possibly of entropies.
     """
 
     policy: Policy
@@ -61,13 +61,10 @@ class Preparation:
                 for batch, score in zip(batches, scores, strict=True)
             ]
         penalised = self.reference is not None and self.kl.is_active and self.kl.place == "reward"
-        if self.for_statistics and (self.keeps_old or penalised):
+        needs_old = self.keeps_old or penalised
+        if needs_old and self.for_statistics:
             batches = [self.policy.scored(b) for b in batches]
-        old = (
-            [b.logprobs if b.scored else self.policy.score(b) for b in batches]
-            if self.keeps_old or penalised
-            else []
-        )
+        old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
         penalties = (
             [self._penalty(*each, beta) for each in zip(batches, old, strict=True)]

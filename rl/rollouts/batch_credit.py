@@ -1,9 +1,6 @@
-"""Changes the credits of a batch with all of its groups in view, before token weights. No torch.
+"""Changes the credits of a batch, with all of its groups in view. No torch.
 
-    group -> credits (credit.py) -> buffer -> batch of groups -> batch credit -> plan
-
-An advantage sees one group when it is complete. A batch credit sees the groups that a step trains.
-The buffer, and the order, judge a group before.
+group -> credits (credit.py) -> order, buffer -> batch of groups -> batch credit -> plan
 """
 
 import math
@@ -24,16 +21,11 @@ def none(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 
 
 def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
-    """Return advantages minus their mean in the batch, divided by their standard deviation.
+    """Return (A - mean) / std over the batch; std with Bessel's correction. docs/losses.md.
 
-        A' = (A - mean) / std          std with Bessel's correction
-
-    Each number that the advantage returned counts once: per rollout, turn or completion token. The
-    tokens of a rollout do not count its number again, because long rollouts would then decide what
-    is average. Rollouts that do not train, or have no score, stay out of mean and std. If fewer
-    than two numbers count, or if they differ by at most 1e-6, all are 0.
-
-    REINFORCE++, arXiv:2501.03262; Lite PPO, arXiv:2508.08221; GDPO, arXiv:2601.05242.
+    Each number that the advantage returned counts once: per rollout, turn or token. Rollouts that
+    do not train, or have no score, do not count. If fewer than two numbers count, or if they differ
+    by at most 1e-6, all are 0.
     """
     credits = [credit for group in groups for credit in group.credits]
     trained = [credit for credit in credits if credit.trains and credit.reward is not None]
@@ -54,11 +46,7 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 
 
 def credited(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
-    """Return the groups with the credits of `batch_credit`.
-
-    Raises:
-        RunFailed: the batch credit returned more or fewer groups, rollouts or advantages.
-    """
+    """Return the groups with the credits of `batch_credit`. Raise RunFailed if some are missing."""
     credits = [tuple(each) for each in batch_credit(groups)]
     found, expected = (
         [[len(credit.advantages) for credit in each] for each in rows]

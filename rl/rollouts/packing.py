@@ -45,8 +45,7 @@ def pack_groups(
 ) -> list[list[list[Any]]]:
     """Return micro-batches as `pack` does, each with all rows of its groups.
 
-    Raises:
-        RunFailed: a group does not fit into one micro-batch.
+    Raise RunFailed if the rows of a group do not fit into one micro-batch.
     """
     groups = defaultdict(list)
     for row in rows:
@@ -63,9 +62,8 @@ def pack_groups(
                 f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
                 f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
             )
-        lightest = loads.index(min(loads))
+        bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
         loads[lightest] += sum(row.length for row in group)
-        bins = shares[lightest]
         if bins and len(packed([*bins[-1], group])) == 1:
             bins[-1].append(group)
         else:

@@ -50,7 +50,7 @@ WHITEN = {"batch_credit": chosen("batch_credit", "whiten")}
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a batch credit that the critic would replace": (
         {**PPO, **WHITEN},
-        "those of rl.rollouts.batch_credit.whiten would be ignored: use batch_credit=none, or",
+        "replaces the advantages of rl.rollouts.batch_credit.whiten: use batch_credit=none, or",
     ),
     "a batch credit that the loss does not read": (
         {**SFT, **WHITEN},

@@ -342,7 +342,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "batch_credit",
             "def mine(groups):\n    count = 1 / sum(len(g.credits) for g in groups)\n"
             "    return [g.credits for g in groups]\n",
-            "ZeroDivisionError: division by zero, called with a batch without groups",
+            "ZeroDivisionError: division by zero, called with groups with the rewards []",
         ),
         (
             "batch_credit",
