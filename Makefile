@@ -100,6 +100,9 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	@echo "Installing $$(grep -c '^[a-z]' $(LOCK)) packages from $(LOCK) into .venv ($(DEVICE)). This takes some minutes, once."
 	@# Install the pinned setuptools first, because it builds the packages that come as source.
 	@$(PIP) --require-hashes -r <(grep -E '^(setuptools|wheel)==' $(LOCK)) $(QUIET)
+	@# pip prefers a file whose hash its index shows, so ask for torch's CPU wheel first: it is smaller.
+	@test $(DEVICE) = cuda || ($(PIP) --require-hashes -r <(sed -n 's/^torch==[^ ]*/&+cpu/p' $(LOCK)) 2>/dev/null) $(QUIET) || \
+	    echo "No CPU wheel of torch here. Installing the registry's, and the CUDA libraries that it links to."
 	@$(PIP) --require-hashes -r $(LOCK) $(QUIET)
 	@test $(DEVICE) = cuda || ! ls .venv/lib/*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1 || \
 	    $(PIP) --require-hashes -r <(grep -E '$(CUDA_LIBRARIES)' requirements-cuda.lock) $(QUIET)

@@ -58,7 +58,8 @@ def with_hashes(lock: Path) -> str:
 
     def entry(match: re.Match[str]) -> str:
         name, pin = match[1], match[2]
-        known = hashes[name].union(TORCH_ON_CPU[pin] if name == "torch" else ())
+        on_cpu = name == "torch" and "cpu" in lock.name
+        known = hashes[name].union(TORCH_ON_CPU[pin] if on_cpu else ())
         return f"{name}=={pin} " + " ".join(f"--hash=sha256:{one}" for one in sorted(known))
 
     return ENTRY.sub(entry, lock.read_text())
