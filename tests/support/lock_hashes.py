@@ -1,10 +1,10 @@
 """Write the hashes of both locks, or compare them with the registry's.
 
-    python -m tests.support.lock_hashes            rewrites every entry as `name==version --hash=... --hash=...`
+    python -m tests.support.lock_hashes            rewrites each entry: name==version --hash=...
     python -m tests.support.lock_hashes --check    fails if an entry differs (make lock-check)
 
-An entry has the hashes of the files that Linux x86-64 with glibc 2.31, the oldest that llguidance supports, can
-install: one wheel per Python, or the source if there is no wheel.
+An entry has the hashes of the files that Linux x86-64 with glibc 2.31 can install (llguidance
+supports no older one): one wheel per Python, or the source if there is no wheel.
 """
 
 import argparse
@@ -65,6 +65,10 @@ def with_hashes(lock: Path) -> str:
     return ENTRY.sub(entry, lock.read_text())
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
 def main() -> int:
     """Write or check both locks; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -78,9 +82,9 @@ def main() -> int:
         elif different := set(text.splitlines()) ^ set(lock.read_text().splitlines()):
             differ = True
             names = sorted({line.split("==")[0] for line in different})
-            print(f"{lock.name}: the hashes of {', '.join(names)} differ from the registry's.")
+            say(f"{lock.name}: the hashes of {', '.join(names)} differ from the registry's.")
         else:
-            print(f"{lock.name}: ok for Python {', '.join(PYTHONS)}")
+            say(f"{lock.name}: ok for Python {', '.join(PYTHONS)}")
     return int(differ)
 
 
