@@ -19,11 +19,14 @@ DENIED = "Permission denied"
 
 
 @pytest.fixture(params=["run", "run" * 40], ids=["short", "too long for a socket"])
-def run_folder(request: pytest.FixtureRequest) -> Iterator[RunFolder]:
+def run_folder(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RunFolder]:
     """Yield a run folder that everybody may read, made under a umask that protects nothing."""
     umask = os.umask(0)
-    top = Path(tempfile.mkdtemp())  # pytest's tmp_path is closed to others
+    top = Path(tempfile.mkdtemp(dir="/tmp"))  # others cannot enter pytest's folders
     top.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(top))
     folder = RunFolder(top / request.param)
     folder.path.mkdir()
     folder.private.make()
@@ -49,6 +52,7 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
         server.bind(os.fspath(private.vllm_socket))
         server.listen()
         assert connect(private.vllm_socket) == "connected"
+        weights_path = Path(weights.path)  # of this process
         results = as_another_user(
             {
                 "public": (run_folder.path / "metrics.jsonl").read_text,
@@ -58,7 +62,7 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
                 "list temporary": lambda: os.listdir(private.temporary),
                 "write": lambda: (private.path.resolve() / "key").write_text("mine"),
                 "connect": lambda: connect(private.vllm_socket),
-                "weights": lambda: Path(weights.path).read_bytes(),
+                "weights": weights_path.read_bytes,
                 "environment": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
             }
         )
