@@ -103,7 +103,7 @@ def own(modules: Path, config: dict[str, Any]) -> Any:
     _EXAMPLES_CACHE.clear()
 
     def put(group: str, text: str, name: str = "mine", **options: Any) -> dict[str, Any]:
-        module = f"knobs_own{len(list(modules.iterdir()))}"
+        module = f"rl_own{len(list(modules.iterdir()))}"  # begins with rl, but is not in rl/
         (modules / f"{module}.py").write_text(text)
         return changed(config, {group: {"_target_": f"{module}.{name}", **options}})
 
@@ -184,9 +184,9 @@ def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
     body: str, said: str, line: int, own: Any, modules: Path
 ) -> None:
     problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
-    assert problem.startswith("loss: knobs_own")
+    assert problem.startswith("loss: rl_own")
     assert said in problem
-    (file,) = modules.glob("knobs_own*.py")
+    (file,) = modules.glob("rl_own*.py")
     assert problem.endswith(f"({file}, line {line})")
 
 
@@ -303,7 +303,7 @@ def test_an_advantage_that_a_run_cannot_use_is_refused(text: str, said: str, own
     with pytest.raises(ConfigError) as caught:
         learn(own("advantage", text))
     assert said in caught.value.problems[0]
-    assert caught.value.problems[0].startswith("advantage: knobs_own")
+    assert caught.value.problems[0].startswith("advantage: rl_own")
 
 
 ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
@@ -403,7 +403,7 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
     with pytest.raises(ConfigError) as caught:
         learn(own(group, text))
     assert said in caught.value.problems[0], caught.value.problems
-    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
+    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
 
 
 BY_TOKEN = (
@@ -564,7 +564,7 @@ def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(
     config = own("loss", LOSSES, "by_hand")
     kept = _cache_file(_inputs(config))
     assert _cache_file(_inputs({**config, "seed": 5})) == kept
-    assert _cache_file(_inputs(changed(config, {"loss._target_": "knobs_own.other"}))) != kept
+    assert _cache_file(_inputs(changed(config, {"loss._target_": "rl_own.other"}))) != kept
     assert _cache_file(_inputs(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
     with monkeypatch.context() as patch:
         patch.setattr("rl.dry_call.child.version", lambda name: f"another {name}")
