@@ -23,6 +23,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from torch import Tensor
 
+from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import resolved
 from lab.losses.recorded import RecordedBatch, rollout_lines
 from losses.groups import ScoredGroup
@@ -36,7 +37,7 @@ from rl.learner.objective import Objective
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_overrides, read_record
 
-CHANGEABLE = ("loss", "correction", "kl", "aggregation", "advantage", "entropy_bonus")
+CHANGEABLE = ("loss", "correction", "kl", "aggregation", "advantage")
 RECORDED = "as recorded"
 
 
@@ -158,7 +159,7 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
             HydraConfig.instance().set_config(config)
             return resolved(config)
     except HydraException as error:
-        raise ValueError(f"{' '.join(words)}: {error}") from error
+        raise explain_hydra_error(error, words) from error
 
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:

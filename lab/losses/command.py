@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +35,7 @@ Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
     out=losses.html   the page (default: in the run's folder)
 
 docs/compare-losses.md explains each number."""
-COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only recorded", "only this")
+COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
 _OPTIONS = ("steps", "tokens", "out")
 
 
@@ -46,8 +47,11 @@ def main(words: list[str]) -> int:
     folder, *rest = words
     options = dict(w.split("=", 1) for w in rest if w.split("=", 1)[0] in _OPTIONS)
     arms = [word for word in rest if word.split("=", 1)[0] not in _OPTIONS]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)  # wide enough for whole numbers in a file
     try:
-        _compare(RunFolder(Path(folder)), arms, options, Console(highlight=False, soft_wrap=True))
+        _compare(RunFolder(Path(folder)), arms, options, console)
     except (ValueError, OSError) as error:
         text = str(error) if isinstance(error, ConfigError) else f"- {error}"
         print(f"these losses cannot be compared:\n{printable(text)}", file=sys.stderr)  # noqa: T201
@@ -134,19 +138,20 @@ def _basis(batches: Sequence[RecordedBatch], grads: Sequence[Tensor]) -> str:
 
 
 def _print_tokens(
-    console: Console, arm: Arm, tokens: list[TokenDifference], tokenizer: Any
+    console: Console,
+    arm: Arm,
+    tokens: list[TokenDifference],
+    tokenizer: tokenizers.Tokenizer | None,
 ) -> None:
     ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
-    console.print(
-        f"\n{arm.name} changes {', '.join(arm.changes) or 'nothing'}{ignored}", markup=False
-    )
-    heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage", RECORDED)
-    table = Table(*heads, arm.name, box=None, pad_edge=False)
+    changes = ", ".join(arm.changes) or "nothing"
+    console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
+    heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
+    table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
     for one in tokens:
         text = repr(pieces(tokenizer, [one.token_id])[0])
         places = (one.step, one.rollout, one.turn, one.position, printable(text), one.staleness)
         numbers = (one.ratio, one.advantage, one.base, one.arm)
-        table.add_row(*map(str, places), *(f"{number:.4g}" for number in numbers))
-    console.print(
-        f"\ntokens whose gradients differ most, {arm.name}", table, sep="\n", markup=False
-    )
+        table.add_row(*map(str, places), *(f"{number:.3g}" for number in numbers))
+    if tokens:
+        console.print("the tokens whose gradients differ most:", table, sep="\n", markup=False)

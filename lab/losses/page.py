@@ -30,6 +30,7 @@ def write_page(
     shown["arms"] = [
         {
             "name": arm.name,
+            "changes": arm.changes,
             "ignored": arm.ignored,
             "turns": by(
                 torch.cat([batch.tokens.turns for batch in batches]),

@@ -1,7 +1,7 @@
 """The recorded tokens of an update, as the input of a token loss.
 
-The gradient of a token loss by log pi needs only recorded numbers: log pi, mu, old and ref, entropies,
-advantages and token weights. N: tokens that were trained, S: their rows.
+The gradient of a token loss by log pi needs only recorded numbers: log pi, mu, old and ref,
+entropies, advantages and token weights. N: tokens that were trained, S: their rows.
 """
 
 import json
