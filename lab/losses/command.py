@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from lab.losses.arms import CHANGEABLE, RECORDED, Arm, arms_of
+from lab.losses.arms import CHANGEABLE, Arm, arms_of
 from lab.losses.differences import Difference, TokenDifference, difference, largest
 from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, num_updates, recorded_steps, recorded_tokens
