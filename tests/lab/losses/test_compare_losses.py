@@ -64,8 +64,9 @@ def record_run(path, *overrides):
                 shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
                 old, ref, logprobs = batch.rollout_logprobs + shifts
                 batch = replace(batch, old_logprobs=old, ref_logprobs=ref)
-                leaves = [logprobs.requires_grad_(), shifts[0].abs().requires_grad_()]
-                loss, metrics = objective.per_token(batch, *leaves, run.kl["beta"])
+                entropies = shifts[0].abs().requires_grad_()
+                leaves = [logprobs.requires_grad_(), entropies]
+                loss, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
                 grads = torch.autograd.grad(
                     batch.weighted_sum(loss), leaves, materialize_grads=True
                 )
@@ -94,7 +95,8 @@ def test_a_loss_that_compares_distributions_is_refused(tmp_path):
 
 
 def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
-    (tmp_path / "ours").mkdir(), (tmp_path / "theirs").mkdir()
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
     choices = ["loss=gspo", "aggregation=prompt_mean", "correction=icepop", "kl.beta=0.3"]
     ours = record_run(tmp_path / "ours", "advantage=group_zscore")
     theirs = record_run(tmp_path / "theirs", *choices)
