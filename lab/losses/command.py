@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from lab.losses.arms import CHANGEABLE, Arm, arms_of
-from lab.losses.differences import Difference, TokenDifference, difference, largest
+from lab.losses.differences import Difference, difference, largest
 from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, num_updates, recorded_steps, recorded_tokens
 from lab.viewer.token_record import pieces, tokenizer_of
@@ -104,7 +104,8 @@ def _compare(
     console.print(basis, table, sep="\n\n", markup=False)
     tokenizer, _ = tokenizer_of(folder)
     for arm, own in zip(arms[1:], grads[1:], strict=True):
-        _print_tokens(console, arm, largest(batches, grads[0], own, int(count)), tokenizer)
+        places = largest(grads[0], own, int(count))
+        _print_tokens(console, arm, batches, grads[0], own, places, tokenizer)
     page = Path(options.get("out") or folder.path / "losses.html")
     shown = {"run": folder.name, "basis": basis, "columns": COLUMNS, "rows": rows}
     write_page(page, arms, batches, grads, tokenizer, **shown)
@@ -140,18 +141,25 @@ def _basis(batches: Sequence[RecordedBatch], grads: Sequence[Tensor]) -> str:
 def _print_tokens(
     console: Console,
     arm: Arm,
-    tokens: list[TokenDifference],
+    batches: Sequence[RecordedBatch],
+    base: Sequence[Tensor],
+    own: Sequence[Tensor],
+    places: Sequence[tuple[int, int]],
     tokenizer: tokenizers.Tokenizer | None,
 ) -> None:
+    """Print what the arm changes, and its tokens at `places` (index of batch, of token)."""
     ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
     changes = ", ".join(arm.changes) or "nothing"
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
-    for one in tokens:
-        text = repr(pieces(tokenizer, [one.token_id])[0])
-        places = (one.step, one.rollout, one.turn, one.position, printable(text), one.staleness)
-        numbers = (one.ratio, one.advantage, one.base, one.arm)
-        table.add_row(*map(str, places), *(f"{number:.3g}" for number in numbers))
-    if tokens:
+    for number, i in places:
+        batch, tokens = batches[number], batches[number].tokens
+        text = printable(repr(pieces(tokenizer, [int(batch.token_ids[i])])[0]))
+        rollout = batch.rollout_ids[int(tokens.sequence_ids[i])]
+        where = (batch.step, rollout, int(tokens.turns[i]), int(tokens.positions[i]))
+        numbers = (batch.ratios[i], tokens.advantages[i], base[number][i], own[number][i])
+        shown = (*where, text, int(tokens.staleness[i]), *(f"{x.item():.3g}" for x in numbers))
+        table.add_row(*map(str, shown))
+    if places:
         console.print("the tokens whose gradients differ most:", table, sep="\n", markup=False)

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.losses.recorded import RecordedBatch
-
 
 @dataclass(frozen=True)
 class Difference:
@@ -50,52 +48,12 @@ def difference(base: Tensor, arm: Tensor, objective: float) -> Difference:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenDifference:
-    """One token with its two gradients."""
-
-    step: int
-    update: int
-    rollout: str
-    turn: int
-    position: int
-    token_id: int
-    staleness: int
-    ratio: float  # pi / anchor
-    advantage: float
-    base: float
-    arm: float
-
-
-def largest(
-    batches: Sequence[RecordedBatch], base: Sequence[Tensor], arm: Sequence[Tensor], count: int
-) -> list[TokenDifference]:
-    """Return the tokens whose two gradients differ most, largest difference first."""
-    gaps = torch.cat([(a - b).abs() for a, b in zip(arm, base, strict=True)])
-    found, sizes = [], [len(one) for one in base]
-    ends = torch.tensor(sizes).cumsum(0)
-    for index in gaps.argsort(descending=True, stable=True)[:count].tolist():
-        number = int(torch.searchsorted(ends, index, right=True))
-        i, batch = index - int(ends[number]) + sizes[number], batches[number]
-        found.append(_token(batch, i, base[number][i].item(), arm[number][i].item()))
-    return found
-
-
-def _token(batch: RecordedBatch, i: int, base: float, arm: float) -> TokenDifference:
-    tokens = batch.tokens
-    return TokenDifference(
-        step=batch.step,
-        update=batch.update,
-        rollout=batch.rollout_ids[int(tokens.sequence_ids[i])],
-        turn=int(tokens.turns[i]),
-        position=int(tokens.positions[i]),
-        token_id=int(batch.token_ids[i]),
-        staleness=int(tokens.staleness[i]),
-        ratio=(tokens.logprobs[i] - tokens.anchor[i]).clamp(-20, 20).exp().item(),
-        advantage=tokens.advantages[i].item(),
-        base=base,
-        arm=arm,
-    )
+def largest(base: Sequence[Tensor], arm: Sequence[Tensor], count: int) -> list[tuple[int, int]]:
+    """Return the `count` tokens whose two gradients differ most: (index of batch, of token)."""
+    gaps = [(a - b).abs() for a, b in zip(arm, base, strict=True)]  # by batch
+    places = [(number, i) for number, gap in enumerate(gaps) for i in range(len(gap))]
+    order = torch.cat(gaps).argsort(descending=True, stable=True)[:count]
+    return [places[i] for i in order.tolist()]
 
 
 def by(keys: Tensor, base: Tensor, arm: Tensor) -> dict[int, dict[str, Any]]:

@@ -85,7 +85,6 @@ def _rollouts(
 def _coloured(
     texts: list[str], grads: Tensor, largest: float, batch: RecordedBatch, inside: Tensor
 ) -> list[dict[str, Any]]:
-    ratios = (batch.tokens.logprobs - batch.tokens.anchor).clamp(-20, 20).exp()[inside]
     return [
         {
             "text": text,
@@ -93,5 +92,7 @@ def _coloured(
             "much": round(0.75 * abs(grad) / largest, 3) if largest else 0,
             "title": f"gradient {grad:.3g}, pi/anchor {ratio:.4g}",
         }
-        for text, grad, ratio in zip(texts, grads.tolist(), ratios.tolist(), strict=True)
+        for text, grad, ratio in zip(
+            texts, grads.tolist(), batch.ratios[inside].tolist(), strict=True
+        )
     ]

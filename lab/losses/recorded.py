@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses.tokens import Tokens
+from losses.tokens import Tokens, ratio_to
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import RecordedRow, read_rows
 
@@ -32,6 +32,11 @@ class RecordedBatch:
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
     num_untrained: int  # recorded rows that no trainer rank trained
+
+    @property
+    def ratios(self) -> Tensor:
+        """The ratio pi / anchor [N] of each token."""
+        return ratio_to(self.tokens.anchor, self.tokens.logprobs)
 
     @property
     def rollout_ids(self) -> list[str]:
