@@ -151,6 +151,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
     page = (tmp_path / "losses.html").read_text()
     assert page.count("<h2>") == 2
     assert page.count("<figure>") == 10
+    assert "step 5, update 1, rollout 0000" in page
     assert recorded_steps(folder) == [STEP]
 
 
