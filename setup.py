@@ -10,7 +10,10 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
-ENTRY_POINTS = ("train", "evaluate", "report", "view", "plan", "optimize_prompt")
+ENTRY_POINTS = (
+    *("train", "evaluate", "report", "view", "plan", "optimize_prompt"),
+    "compare_losses",
+)
 
 
 class BuildWithFiles(build_py):

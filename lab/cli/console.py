@@ -21,6 +21,7 @@ ENTRY_POINTS = {
     "evaluate": "measure a model or a checkpoint on held-out examples",
     "report": "compare runs with intervals",
     "view": "browse rollouts and tokens",
+    "compare-losses": "compute other losses on the batches that a run recorded",
     "plan": "show devices and memory of a run without starting it",
     "optimize-prompt": "search for a better system prompt",
 }

@@ -121,7 +121,7 @@ class Objective:
 
     def per_token(
         self,
-        batch: Batch,
+        batch: Tokens,
         logprobs: Tensor,  # [N] log pi of the completion tokens
         entropies: Tensor,  # [N] entropy of pi's distribution of each token
         beta: float,  # current weight of the KL penalty
