@@ -41,6 +41,8 @@ MAY_IMPORT = {
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
     "lab.runs": "rl.runtime",
+    "lab.from_toml": "rl.config rl.runtime",
+    "lab.python_api": "rl.config rl.runtime rl.supervisor lab.cli lab.evaluation",
     "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
@@ -51,7 +53,7 @@ MAY_IMPORT = {
     "lab.cli": "rl.config rl.dry_call rl.runtime lab.sweeps",
     "envs": "",
     "losses": "",
-    "offbyone": "envs rl.config",
+    "offbyone": "envs rl.config lab.python_api",
 }
 PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.

@@ -87,7 +87,7 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
-    with _as_hydra_config(config):
+    with as_hydra_config(config):
         return resolved(config)
 
 
@@ -101,7 +101,7 @@ def _choices(chosen: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _as_hydra_config(config: DictConfig) -> Iterator[None]:
+def as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Make `${hydra:...}` refer to `config` while the block runs."""
     # `${hydra:...}` is always looked up in this singleton.
     singleton = HydraConfig.instance()
