@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lab.cli.help import explained_keys
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.sweeps.job import run_job
+from rl.config.endpoints import with_endpoints
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.config.shipped import CONF, SHIPPED
@@ -122,7 +123,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
         where, why = getattr(error, "full_key", None), str(error).splitlines()[0]
         raise ConfigError([f"{where}: {why}" if where else why]) from None
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return with_endpoints({str(key): value for key, value in plain.items()})
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
