@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> str:
     try:
         return translated(Path(arguments[0]).read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{arguments[0]} cannot be translated: {error}")
+        sys.exit(f"{arguments[0]} cannot be read: {error}")
 
 
 def translated(text: str) -> str:

@@ -145,5 +145,5 @@ def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monk
     console.main()
     assert capsys.readouterr().out == "offbyone train max_steps=3\n"
     path.write_text("max_steps: 3")
-    with pytest.raises(SystemExit, match="cannot be translated"):
+    with pytest.raises(SystemExit, match="cannot be read"):
         console.main()
