@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
     "lab.runs": "rl.runtime",
+    "lab.doctor": "rl.runtime rl.model rl.placement envs",
     "lab.from_toml": "rl.config rl.runtime",
     "lab.python_api": "rl.config rl.runtime rl.supervisor lab.cli lab.evaluation",
     "lab.report": "rl.runtime lab.runs envs",

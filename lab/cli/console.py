@@ -27,6 +27,7 @@ ENTRY_POINTS = {
 NEW = "new"
 # Module with a function main(arguments) that returns the text to print.
 FUNCTIONS = {
+    "doctor": ("lab.doctor", "check this machine, and say what to install"),
     "from-toml": ("lab.from_toml", "print the command for a TOML file of verifiers or prime-rl"),
 }
 _PACKAGES = ("rl", "lab", "losses", "envs", "offbyone")
