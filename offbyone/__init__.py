@@ -26,16 +26,9 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function of lab/python_api.py at its first use.
-
-    verifiers imports this package in environments that have no Hydra.
-    """
+    """Import a name of lab/python_api.py at its first use, because verifiers needs no Hydra."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api
 
     return getattr(python_api, name)
-
-
-def __dir__() -> list[str]:
-    return [*_API, *__all__]
