@@ -2,15 +2,13 @@
 
 import logging
 
+from rl.config.learned import Learned
 from rl.runtime.metrics import Row, mean_of
 
 log = logging.getLogger(__name__)
 
 WINDOW = 10  # steps over which the metrics are averaged
-_METRICS = (
-    *("train/reward", "train/entropy", "rollout/truncated", "rollout/zero_spread"),
-    "train/zero_gradient_fraction",
-)
+_METRICS = ("train/reward", "train/entropy", "rollout/truncated", "rollout/zero_spread")
 _MESSAGES = {  # heading of docs/troubleshooting.md -> message
     "no spread": "{spread:.0%} of the groups have equal rewards, so they teach nothing: use easier "
     "or harder examples, a larger group_size, or buffer=difficulty",
@@ -26,7 +24,8 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
 class Alarms:
     """The metrics of the last steps, and the warnings that are still to be given."""
 
-    def __init__(self) -> None:
+    def __init__(self, learned: Learned) -> None:
+        self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, None  # best mean reward; mean entropy of the first steps
         self._left = dict(_MESSAGES)
@@ -39,11 +38,11 @@ class Alarms:
         if len(self._rows) < WINDOW:
             return
         means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
-        reward, entropy, truncated, spread, unmoved = means
+        reward, entropy, truncated, spread = means
         best = self._best = max(self._best, reward)
         first = self._first = entropy if self._first is None else self._first
         found = {
-            "no spread": min(spread, unmoved) >= 0.9,  # some losses learn without a spread
+            "no spread": self._needs_spread and spread >= 0.9,
             "instability": reward < best / 2 and best > 0.05,
             "entropy": entropy < first / 20 and reward < 0.8 * best,
             "length": truncated >= 0.5,

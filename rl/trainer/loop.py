@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rl.config.build import build
+from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
@@ -69,7 +70,7 @@ class TrainingRun:
             self.learner.load(run_folder.checkpoint(self.start))
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
-        self.num_nonfinite, self.alarms = 0, Alarms()
+        self.num_nonfinite, self.alarms = 0, Alarms(Learned.of(self.run))
         self.profiler = started_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 

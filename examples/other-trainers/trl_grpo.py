@@ -1,7 +1,8 @@
-"""Train with TRL's GRPO on an environment of offbyone: python examples/trl/grpo.py <model folder>
+"""Train with TRL's GRPO on an environment of offbyone, in one step.
 
     pip install --no-deps --target .venv/trl trl==1.16.0      # changes no pinned package
-    PYTHONPATH=.venv/trl python examples/trl/grpo.py outputs/<run>/checkpoints/step_000150/hf
+    export PYTHONPATH=.venv/trl MODEL=outputs/<run>/checkpoints/step_000150/hf
+    python examples/other-trainers/trl_grpo.py $MODEL
 
 TRL samples one turn for each prompt, and the environment scores it, so this suits environments of
 one turn. It was tried on a CPU with TRL 1.16.0.
