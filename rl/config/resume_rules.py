@@ -40,8 +40,11 @@ MAY_CHANGE = (
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("env.sampling.*.rollout_timeout", "client.max_retries", "env.max_concurrent"),
     *("env.tool_timeout", "env.envs.*.max_concurrent", "env.envs.*.tool_timeout"),
-    *("reference.url", "reference.timeout", "reference.max_retries"),
-    *(f"reference.teachers.*.{key}" for key in ("url", "timeout", "max_retries")),
+    *("reference.url", "reference.api_key_variable", "reference.timeout", "reference.max_retries"),
+    *(
+        f"reference.teachers.*.{key}"
+        for key in ("url", "api_key_variable", "timeout", "max_retries")
+    ),
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )

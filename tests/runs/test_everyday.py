@@ -172,4 +172,5 @@ def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):
     }
     looked = do("python look.py", mine)
     assert looked.status == 0, looked.screen
+    assert "columns of tokens id row update" in looked.screen
     assert "gradient tensor([-1.0000, -0.3679])" in looked.screen
