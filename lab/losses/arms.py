@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,10 +71,12 @@ class Arm:
                     f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
                     "normalised rewards, so a new advantage cannot be computed from the rewards"
                 )
-        if not self._same("aggregation") and self.base.record.get("num_groups", 0) is not None:
+        sees_batch = hasattr(component(self.run.loss), "statistics")
+        is_whole = self.base.record.get("num_groups", 0) is None
+        if (sees_batch or not self._same("aggregation")) and not is_whole:
             raise ValueError(
-                f"{self.name}: token weights depend on the whole batch, but the run recorded only "
-                "some of its groups: train with record=all"
+                f"{self.name}: this depends on the whole batch, but the run recorded only some of "
+                "its groups: train with record=all"
             )
 
     def _same(self, key: str) -> bool:
@@ -92,9 +95,11 @@ class Arm:
         if not self._same("advantage"):
             tokens = _with_advantages(batch, folder, self.run, self.name)
         weights = batch.weights if self._same("aggregation") else _weights(self.run, batch)
-        objective = Objective(
-            build(self.run.loss), build(self.run.correction), kl, self.run.entropy_bonus
-        )
+        token_loss = component(self.run.loss)
+        if hasattr(token_loss, "statistics"):
+            statistics = token_loss.statistics(tokens).double()  # of all tokens, so of the batch
+            token_loss = partial(token_loss, statistics=statistics)
+        objective = Objective(token_loss, build(self.run.correction), kl, self.run.entropy_bonus)
         logprobs = tokens.logprobs.clone().requires_grad_()
         beta = beta if self._same("kl") else kl.beta
         loss, _ = objective.per_token(tokens, logprobs, tokens.entropies, beta)
@@ -164,17 +169,16 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     """Return the token weights [N] by the run's aggregation over the recorded rollouts."""
-    places = {id: place for place, id in enumerate(dict.fromkeys(batch.rollout_ids))}
-    rows = torch.tensor([places[id] for id in batch.rollout_ids])
-    rollouts, turns = rows[batch.tokens.sequence_ids], batch.tokens.turns  # [N]
-    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in places.values()]
+    rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
+    ids = list(dict.fromkeys(batch.rollout_ids))
+    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in range(len(ids))]
     by_turn = Learned.of(run).aggregation_takes_turns
     lengths = counts if by_turn else [sum(numbers) for numbers in counts]
-    groups = [int(id.split(".")[0]) for id in places]
-    weights = build(run.aggregation)(lengths, groups)
-    of_turn = weights if by_turn else [[weight] for weight in weights]
+    weights = build(run.aggregation)(lengths, [int(id.split(".")[0]) for id in ids])
+    if not by_turn:
+        return torch.tensor(weights)[rollouts]
     pairs = zip(rollouts.tolist(), turns.tolist(), strict=True)
-    return torch.tensor([of_turn[i][turn if by_turn else 0] for i, turn in pairs])
+    return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
 
 def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:

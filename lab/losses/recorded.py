@@ -65,6 +65,9 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         parts = [row.columns[name][mask] for row, mask in zip(rows, masks, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
+    places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
+    rollouts = torch.tensor([places[row.id] for row in rows])  # [S]
+    groups = torch.tensor([int(row.id.split(".")[0]) for row in rows])  # [S]
     seen: dict[str, int] = defaultdict(int)  # rollout id -> completion tokens in earlier rows
     positions = []
     for row, length in zip(rows, lengths, strict=True):
@@ -81,6 +84,8 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         entropies=column("entropy"),
         positions=torch.cat(positions),
         turns=column("turns").long(),
+        rollout_ids=rollouts[sequence_ids],
+        group_ids=groups[sequence_ids],
         old_logprobs=column("old") if "old" in has else None,
         ref_logprobs=column("ref") if "ref" in has else None,
     )

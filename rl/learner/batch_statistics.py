@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rl.learner.objective import Batch, Objective
+from losses.tokens import Tokens
+from rl.learner.objective import Objective, with_outputs
 
 
 def reads_statistics(objective: Objective) -> bool:
@@ -23,10 +24,10 @@ def reads_statistics(objective: Objective) -> bool:
 
 
 @torch.no_grad()
-def with_statistics(objective: Objective, batches: Sequence[Batch]) -> Objective:
+def with_statistics(objective: Objective, batches: Sequence[Tokens]) -> Objective:
     """Return the objective with the statistics of scored micro-batches of all ranks. Collective."""
     loss: Any = objective.token_loss
-    seen = [b.with_outputs(b.logprobs, b.entropies, b.candidate_logprobs) for b in batches]
+    seen = [with_outputs(b, b.logprobs, b.entropies, b.candidate_logprobs) for b in batches]
     total = torch.stack([loss.statistics(tokens).double() for tokens in seen]).sum(0)  # [K]
     dist.all_reduce(total)
     return replace(objective, token_loss=partial(loss, statistics=total))

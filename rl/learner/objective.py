@@ -79,22 +79,23 @@ class Batch(Tokens):
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 
-    def with_outputs(
-        self, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
-    ) -> "Batch":
-        """Return what the token loss sees: this micro-batch with the outputs of a forward pass."""
-        return replace(
-            self,
-            logprobs=logprobs,
-            rollout_logprobs=self.rollout_logprobs.to(logprobs.dtype),
-            advantages=self.advantages.to(logprobs.dtype),
-            entropies=entropies.detach(),
-            candidate_logprobs=candidate_logprobs,
-        )
-
     def weighted_sum(self, loss: Tensor) -> Tensor:
         """Return this micro-batch's share of the objective, from the loss of each token [N]."""
         return (self.token_weights.to(loss.dtype) * loss).sum()
+
+
+def with_outputs(
+    tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
+) -> Tokens:
+    """Return what the token loss sees: the tokens with the outputs of a forward pass."""
+    return replace(
+        tokens,
+        logprobs=logprobs,
+        rollout_logprobs=tokens.rollout_logprobs.to(logprobs.dtype),
+        advantages=tokens.advantages.to(logprobs.dtype),
+        entropies=entropies.detach(),
+        candidate_logprobs=candidate_logprobs,
+    )
 
 
 # The columns of MicroBatch that Batch flattens to the N completion tokens.
@@ -135,7 +136,7 @@ class Objective:
             ValueError: the token loss or a metric is not one number per token, or the loss has no
                 gradient.
         """
-        tokens = batch.with_outputs(logprobs, entropies, candidate_logprobs)
+        tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
         _check_loss(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)

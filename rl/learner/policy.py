@@ -22,7 +22,7 @@ from rl.learner.deepspeed_engine import (
     take_step,
 )
 from rl.learner.logprobs import PolicyModule, Rows, Scored
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Batch, Objective, with_outputs
 from rl.learner.observation import Observer, observation
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
@@ -142,7 +142,7 @@ class Policy:
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             if reads_statistics(objective):  # this is the only micro-batch
-                objective = with_statistics(objective, [batch.with_outputs(*leaves)])
+                objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)

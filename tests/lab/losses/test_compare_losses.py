@@ -10,7 +10,7 @@ from lab.losses.arms import arms_of
 from lab.losses.command import main
 from lab.losses.differences import by, difference, largest
 from lab.losses.recorded import recorded_steps, recorded_tokens
-from rl.config.build import build
+from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.dry_call.learn import completed
 from rl.learner.objective import Batch, Objective
@@ -54,7 +54,8 @@ def record_run(path, *overrides):
         groups, build(run.aggregation), per_turn=by_turn,
         step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
     )  # fmt: skip
-    objective = Objective(build(run.loss), build(run.correction), build(run.kl)(), 0.01)
+    loss = component(run.loss)
+    objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
     generator = torch.Generator().manual_seed(0)
     for rank, share in enumerate(shares):
         step = StepRecord(replace(share, record_ids=ids))

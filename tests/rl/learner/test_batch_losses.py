@@ -122,7 +122,7 @@ def in_parts(model, groups, ranks, budget, shares_prefixes):
         for micro in share.micro_batches:
             batch = Batch.of(micro, torch.device("cpu"), 0)
             outputs = module(batch.token_ids, batch.mask, 1.0, entropies=True)
-            loss, _ = objective.per_token(batch, *outputs, 0.0)
+            loss, _ = objective.per_token(batch, outputs[0], outputs[1], 0.0)
             value = batch.weighted_sum(loss)
             value.backward()
             total += float(value.detach())

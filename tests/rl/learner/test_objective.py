@@ -14,7 +14,7 @@ from losses.kl import k3
 from rl.config.build import component
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
-from rl.learner.objective import Batch
+from rl.learner.objective import Batch, with_outputs
 from rl.records import MicroBatch
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy
@@ -96,7 +96,7 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
         return module(*given, entropies=True, candidates=batch.candidates)
 
     if hasattr(objective.token_loss, "statistics"):
-        seen = [batch.with_outputs(*outputs(batch)) for batch in batches]
+        seen = [with_outputs(batch, *outputs(batch)) for batch in batches]
         found = torch.stack([objective.token_loss.statistics(each) for each in seen]).sum(0)
         bound = partial(objective.token_loss, statistics=found.detach())
         objective = replace(objective, token_loss=bound)
