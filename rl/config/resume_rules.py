@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rl.config.schedules import joined
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
@@ -101,7 +102,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(config)), dict(leaves(before))
+    now, then = dict(leaves(joined(config))), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

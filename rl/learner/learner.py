@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rl.config.build import build
 from rl.config.facts import needs_reference
 from rl.config.learned import Learned
+from rl.config.schedules import Schedules
 from rl.config.schema import Run
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
@@ -83,6 +84,7 @@ class Learner:
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
+        self._schedules = Schedules.of(run.plain())
         self._objective = Objective(
             build(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )
@@ -93,6 +95,7 @@ class Learner:
             kl=self._kl,
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
+            schedules=self._schedules,
         )
 
     def _load_reference(self) -> Reference | None:
@@ -134,12 +137,16 @@ class Learner:
         # not store RNG state and a resumed run draws the same numbers.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        scheduled = self._schedules.values(batch.step)
+        self._beta = scheduled.get("kl.beta", self._beta)
+        objective = replace(self._objective, **self._schedules.options("", batch.step))
+        groups = {"token_loss": "loss", "correction": "correction"}
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
         alone = self._critic is not None and self._critic.trains_alone(batch.step)
         stats = self.policy.update(
             batch,
-            self._objective,
+            self._schedules.at(batch.step, objective, **groups),
             batches=[_without_weights(b) for b in batches] if alone else batches,
             updates=updates,
             beta=self._beta,
@@ -156,7 +163,7 @@ class Learner:
         # Refresh the reference after the update, because a refresh copies the new weights.
         if self._reference:
             self._reference.after_step(batch.step + 1)
-        return {**stats, **fixed}
+        return {**stats, **fixed, **{f"schedule/{key}": v for key, v in scheduled.items()}}
 
     def save(self, folder: Path) -> None:
         """Write the state of policy, critic and reference, and beta."""

@@ -123,7 +123,7 @@ class Policy:
         sums = TokenSums()
         for number, batch in enumerate(batches):
             outputs = self.engine(
-                *(batch.token_ids, batch.mask, self._temperature),
+                *(batch.token_ids, batch.mask, self._temperature_of(batch)),
                 entropies=True,
                 candidates=batch.candidates,
             )
@@ -153,17 +153,21 @@ class Policy:
             "train/empty": 0.0,
         }
 
+    def _temperature_of(self, rows: Batch | Rows) -> float | Tensor:
+        return self._temperature if rows.temperatures is None else rows.temperatures
+
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch at the sampler's temperature. Collective."""
-        return self._score(batch.token_ids, batch.mask, self._temperature)[0]
+        return self._score(batch.token_ids, batch.mask, self._temperature_of(batch))[0]
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
         """Return logprobs and `top_k` most likely tokens under the base model. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
-            outputs = self._score(rows.token_ids, rows.mask, self._temperature, likeliest)
+            temperature = self._temperature_of(rows)
+            outputs = self._score(rows.token_ids, rows.mask, temperature, likeliest)
         return Scored(outputs[0], *outputs[2:])
 
     @torch.no_grad()
@@ -181,7 +185,7 @@ class Policy:
         self,
         token_ids: Tensor,
         mask: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         top_k: tuple[int, int] | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the module's outputs for the masked tokens, without dropout."""
