@@ -1,7 +1,7 @@
 """An asyncio client for vLLM's route /inference/v1/generate, which takes and returns token ids."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -235,13 +235,18 @@ class GroupClient:
         return completions
 
     async def tokenize(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the conversation as token ids, rendered with the server's chat template.
 
         Raise ValueError if the template rejects the conversation.
         """
         body: dict[str, Any] = {"messages": messages}
+        if template_options:
+            body["chat_template_kwargs"] = template_options
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
         return await self.client.request("/tokenize", body, _tokens_in, self.group)

@@ -83,6 +83,7 @@ async def main(run_folder: RunFolder) -> None:
     env: Environment = build(run.env)()
     pools = env.pools("train")
     sampler, schedules = build(run.sampler)(), Schedules.of(run.plain())
+    model = build(run.model)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
@@ -98,7 +99,8 @@ async def main(run_folder: RunFolder) -> None:
                 router=replicas.router,
                 served_as=SERVED_AS[run.pushes_adapter],
                 model=run_folder.model(),
-                renderer=build(run.model)().renderer,
+                renderer=model.renderer,
+                renderer_options=model.renderer_options,
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
@@ -113,7 +115,8 @@ async def main(run_folder: RunFolder) -> None:
             play_group: PlayGroupAt = player.play_group_at
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+            form = model.renderer, model.renderer_options
+            renderer = load_renderer(run_folder.model(), *form)
             play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)

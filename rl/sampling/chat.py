@@ -9,6 +9,7 @@ sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat 
 earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,6 +149,7 @@ class ChatSettings:
         served_as: model name in requests to vLLM.
         model: local folder with the tokenizer.
         renderer: name of the chat format in the library `renderers`, or auto.
+        renderer_options: options of the renderer or of the chat template.
         tally: counts retried requests, for the metrics.
     """
 
@@ -159,6 +161,7 @@ class ChatSettings:
     served_as: str
     model: Path
     renderer: str
+    renderer_options: Mapping[str, Any] | None = None
     num_seqs: int | None = None
     tally: RequestTally = field(default_factory=RequestTally)
 

@@ -202,7 +202,7 @@ class RendererClient:
         Raises:
             ValueError: on_rewrite=refuse, and the chat format drops the thinking of earlier turns.
         """
-        renderer = load_renderer(setting.model, setting.renderer)
+        renderer = load_renderer(setting.model, setting.renderer, setting.renderer_options)
         async with vllm_client(setting) as client:
             slots = CompletionSlots(setting.num_seqs)
             limit, version = setting.max_seq_len, setting.version
@@ -216,7 +216,8 @@ class RendererClient:
             yield chat
 
     async def _keep_thinking(self, chat: RendererChat, setting: ChatSettings) -> None:
-        chat.renderer = load_renderer(setting.model, setting.renderer, keep_thinking=True)
+        form = setting.renderer, setting.renderer_options
+        chat.renderer = load_renderer(setting.model, *form, keep_thinking=True)
         if await rewrites_history(chat, chat.renderer):
             raise ValueError(
                 f"client.on_rewrite=extend, but the chat format {setting.renderer!r} cannot keep "

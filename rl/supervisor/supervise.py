@@ -277,7 +277,8 @@ def _check_chat_format(run: Run, model: Path) -> None:
         from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
 
         with as_config_error():
-            load_renderer(model, build(run.model)().renderer)
+            made = build(run.model)()
+            load_renderer(model, made.renderer, made.renderer_options)
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:
