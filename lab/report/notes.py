@@ -97,7 +97,9 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
 
 
 def _on_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield which commits and which files of the user's code differ between the runs."""
+    """Yield which runs gave initial weights, and which commits and files of code differ."""
+    if parents := sorted({run.started_from for run in runs} - {""}):
+        yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})
     if len(commits) > 1:
         texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the +uncommitted

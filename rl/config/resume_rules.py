@@ -27,7 +27,7 @@ _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned"),  # neither affects training
+    *("output_dir", "learned", "init_optimizer"),  # none of them affects a resumed run
     "max_steps",
     "max_time",
     "stop_when",

@@ -147,6 +147,8 @@ class Run(Settings):
     run_name: str
     resume: bool
     accept_changed_code: bool
+    init_from: str | None = None
+    init_optimizer: bool = False
     # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
     # Schedules by dotted key (rl/config/schedules.py).

@@ -37,7 +37,7 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
     # An adapter's files name the base model, by its name on the hub or else by its local folder.
-    name = run.model.path
+    name = None if run.init_from else run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
     if run.trainer.share_prefixes:
@@ -78,6 +78,8 @@ class Learner:
             entropy_gradient=run.entropy_bonus != 0,
             head_dtype=self._head_dtype,
         )
+        if run.init_optimizer and not run_folder.complete_checkpoints():
+            self.policy.load(self._model.parent)  # the model is the export of a checkpoint
         self._reference = self._load_reference()
         self._critic = self._load_critic()
         # If one model computes padded rows, micro-batches must be limited by padded tokens.

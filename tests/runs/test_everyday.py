@@ -35,6 +35,7 @@ def mine(tmp_path_factory) -> Path:
 def typed(command: str) -> str:
     """Return a command as printed, with this interpreter and checkout, and a short run's step."""
     line = command.replace("/path/to/offbyone", str(ROOT)).replace("step_000150", "step_000003")
+    line = line.replace("init_from=first:150", "init_from=first:3")
     return line.replace("python", sys.executable, 1)
 
 
@@ -151,14 +152,15 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     model = (mine / "outputs" / "second" / "model.txt").read_text().splitlines()[0]
     assert model == str(first.folder / "checkpoints" / "step_000003" / "hf")
     config = (mine / "outputs" / "second" / "config.yaml").read_text()
-    assert "rl.model.lora.NoAdapter" in config
+    assert "init_from: first:3\n" in config
 
     diff = do("diff outputs/first/config.yaml outputs/second/config.yaml", mine)
     assert diff.status == 1
     assert "< max_steps: 50\n" in diff.screen
-    assert ">   _target_: rl.model.pretrained.PretrainedModel\n" in diff.screen
+    assert "> init_from: first:3\n" in diff.screen
     report = do(REPORT, mine)
     assert report.status == 0, report.screen
+    assert "Initial weights from other runs: first, step 3." in report.screen
 
 
 @pytest.mark.server

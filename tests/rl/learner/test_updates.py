@@ -394,6 +394,35 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
 
 @per_world("how", {1: ["alone"], 2: ["shared"]})
 @on_ranks
+def test_a_new_run_continues_with_the_optimizer_of_another_run_if_asked(setup, how):
+    def start(folder, *overrides):
+        fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
+        return Learner(completed(composed(*fast, *overrides)), folder, setup.ranks)
+
+    parent, child = RunFolder(setup.new_folder()), RunFolder(setup.new_folder())
+    parent.set_model(setup.sources["float32"])
+    one = start(parent)
+    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
+    one.update(first)
+    checkpoint = parent.checkpoint(1)
+    if setup.ranks.first:
+        checkpoint.mkdir(parents=True)
+    torch.distributed.barrier()
+    one.save(checkpoint)
+    one.policy.export(parent.export_of(checkpoint), parent.model())
+    child.set_model(parent.export_of(checkpoint))
+    torch.distributed.barrier()
+    one.update(second)
+    expected = setup.everywhere(one.policy)
+    for with_optimizer in (True, False):
+        other = start(child, "init_from=first", f"init_optimizer={with_optimizer}", "loss=grpo")
+        other._objective = one._objective
+        other.update(second)
+        assert all_same(setup.everywhere(other.policy), expected) == with_optimizer
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
 def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
     run_folder = RunFolder(setup.new_folder())
     run_folder.set_model(setup.sources["float32"])
