@@ -24,8 +24,8 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
     if chosen is None or (RunFolder.export_of(chosen) / ADAPTER).is_file():
         lacks = "contains only an adapter" if chosen else f"is not among steps {sorted(saved)}"
         raise ValueError(
-            f"init_from={name}: the checkpoint {lacks} of {folders[0]}: name a run that trained all "
-            "weights, and one of its steps (<run>:<step>)"
+            f"init_from={name}: the checkpoint {lacks} of {folders[0]}: name a run that trained "
+            "all weights, and one of its steps (<run>:<step>)"
         )
     return chosen
 

@@ -18,6 +18,8 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
+    scores_in,
+    scoring_request,
 )
 from rl.inference.replica import refuses_connections
 from rl.inference.router import RequestGroup, Route, Router
@@ -233,6 +235,16 @@ class GroupClient:
         route.num_completions += len(completions)
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
+
+    async def score(self, token_ids: Sequence[int], *, version: int) -> list[float]:
+        """Return vLLM's logprob of each token except the first, at temperature 1."""
+        body = scoring_request(token_ids)
+        body["cache_salt"] = f"{self.client.salt}-v{version}"
+
+        def read(content: bytes) -> list[float]:
+            return scores_in(msgspec.json.decode(content), token_ids)
+
+        return await self.client.request("/inference/v1/generate", body, read, self.group, 1)
 
     async def tokenize(
         self,

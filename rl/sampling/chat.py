@@ -69,6 +69,10 @@ class Chat:
         """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
         raise NotImplementedError
 
+    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:  # noqa: ARG002
+        """Return the logprob of each token of `text`, in a turn that begins with `after`."""
+        raise ValueError("this client sends no tokens, so it scores no text: use client=renderer")
+
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the completion, without its stop text, into a message with tool calls."""
         raise NotImplementedError

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 from renderers import ParsedToolCall, Renderer
 
 from envs.messages import Message, assistant, well_formed
+from envs.protocol import ContextFull
 from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
@@ -68,6 +69,16 @@ class RendererChat(Chat):
         assert self.requests is not None, "only within group()"
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
+
+    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:
+        tokenizer: Tokenizer = cast("Any", self.renderer)._tokenizer
+        before, scored = tokenizer.encode(after), tokenizer.encode(text)
+        token_ids = [*prompt.token_ids, *before, *scored]
+        if len(token_ids) >= self.max_seq_len:  # vLLM samples one more token
+            raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
+        assert self.requests is not None, "only within group()"
+        logprobs = await self.requests.score(token_ids, version=self.version.number)
+        return logprobs[len(logprobs) - len(scored) :]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the tokens before the stop text. An invalid tool call gets an `error`."""
