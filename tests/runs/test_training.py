@@ -96,7 +96,7 @@ def test_staleness_four_under_zero3_never_exceeds_four(launcher, monkeypatch):
     result = launcher.succeed(
         "stale", "max_steps=7", "sampler.max_staleness=4", "deepspeed=zero3", "loss=ppo_clip",
         "env=arithmetic", COOLER, "env._target_=likely.Likely",
-        "env.reward_weights={likely: 1.0}",
+        "+env.reward_weights.likely=1.0",
     )  # fmt: skip
     behind = [line["staleness/max"] for line in result.metrics]
     assert behind[0] == 0
