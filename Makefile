@@ -71,19 +71,14 @@ browser: ## install Chromium for the viewer's tests from Debian's packages, if i
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
-# Resolve wheels for glibc 2.31, the oldest that llguidance supports. Two packages exist as source only.
-DRY_RUN := uv pip install --dry-run --quiet --no-deps --target .venv/lock-check --no-python-downloads \
-    --only-binary :all: --no-binary deepspeed --no-binary antlr4-python3-runtime --python-platform x86_64-manylinux_2_31
-lock-check: $(STAMP) ## check that both locks can be installed with every supported Python (installs nothing)
-	@for lock in requirements-cpu.lock requirements-cuda.lock; do for python in 3.11 3.12 3.13; do \
-	    $(BIN)/$(DRY_RUN) --python-version $$python -r $$lock || exit 1; \
-	    echo "$$lock: ok for Python $$python"; done; done
+lock-check: $(STAMP) ## check that every supported Python can install both locks with their hashes (installs nothing)
+	@$(BIN)/python -m tests.support.lock_hashes --check
 
 # The wheel is read as an archive, because it cannot be installed beside the CPU build.
 cuda-check: lock-check ## compare our plugin, flags and routes with vLLM's CUDA wheel (downloads 330 MB, installs nothing)
 	@rm -rf .venv/cuda-wheel
 	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: -d .venv/cuda-wheel \
-	    --platform manylinux_2_28_x86_64 "$$(grep '^vllm==' requirements-cuda.lock)"
+	    --platform manylinux_2_28_x86_64 -r <(grep '^vllm==' requirements-cuda.lock)
 	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement
 
 clean: ## remove .venv and caches, but never outputs/
@@ -104,10 +99,13 @@ $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	@test -x $(BIN)/python -a -z "$(filter-out $(STAMP),$(wildcard .venv/.installed-*))" || "$(PYTHON)" -m venv --clear .venv
 	@echo "Installing $$(grep -c '^[a-z]' $(LOCK)) packages from $(LOCK) into .venv ($(DEVICE)). This takes some minutes, once."
 	@# Install the pinned setuptools first, because it builds the packages that come as source.
-	@$(PIP) $$(grep -E '^(setuptools|wheel)==' $(LOCK)) $(QUIET)
-	@$(PIP) -r $(LOCK) $(QUIET)
+	@$(PIP) --require-hashes -r <(grep -E '^(setuptools|wheel)==' $(LOCK)) $(QUIET)
+	@# pip prefers a file whose hash its index shows, so ask for torch's CPU wheel first: it is smaller.
+	@test $(DEVICE) = cuda || ($(PIP) --require-hashes -r <(sed -n 's/^torch==[^ ]*/&+cpu/p' $(LOCK)) 2>/dev/null) $(QUIET) || \
+	    echo "No CPU wheel of torch here. Installing the registry's, and the CUDA libraries that it links to."
+	@$(PIP) --require-hashes -r $(LOCK) $(QUIET)
 	@test $(DEVICE) = cuda || ! ls .venv/lib/*/site-packages/torch/lib/libtorch_cuda.so >/dev/null 2>&1 || \
-	    $(PIP) $$(grep -E '$(CUDA_LIBRARIES)' requirements-cuda.lock) $(QUIET)
+	    $(PIP) --require-hashes -r <(grep -E '$(CUDA_LIBRARIES)' requirements-cuda.lock) $(QUIET)
 	@$(PIP) -e . $(QUIET)
 	@test $(DEVICE) = cpu || $(BIN)/python -c 'import torch; assert torch.version.cuda' 2>/dev/null || \
 	    { echo "The installed PyTorch is not built for CUDA. Remove a CPU index from pip's configuration (pip config list)," \

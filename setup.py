@@ -10,7 +10,11 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
-ENTRY_POINTS = ("train", "evaluate", "report", "view", "plan", "optimize_prompt")
+ENTRY_POINTS = (
+    *("train", "evaluate", "report", "view", "plan", "optimize_prompt"),
+    "compare_losses",
+)
+SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.md")
 
 
 class BuildWithFiles(build_py):
@@ -25,8 +29,9 @@ class BuildWithFiles(build_py):
         for name in FOLDERS:
             caches = ignore_patterns("__pycache__", ".*", "outputs")
             copytree(name, files / name, ignore=caches, dirs_exist_ok=True)
-        for name in ENTRY_POINTS:
-            self.copy_file(f"{name}.py", str(files / f"{name}.py"))
+        for name in SINGLE_FILES:
+            (files / name).parent.mkdir(exist_ok=True)
+            self.copy_file(name, str(files / name))
 
 
 setup(cmdclass={"build_py": BuildWithFiles})

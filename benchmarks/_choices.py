@@ -31,6 +31,7 @@ _LEARNED_FROM = {
     "correction": "correction_",
     "kl": "divergence_",
     "advantage": "advantage_",
+    "batch_credit": "batch_credit_",
     "aggregation": "aggregation_",
     "truncation": "truncation_",
 }

@@ -18,7 +18,8 @@ from renderers import Renderer
 from benchmarks._composing import compose
 from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import Environment
-from rl.config.build import build
+from rl.config.build import build, component
+from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.dry_call.learn import completed
@@ -27,6 +28,7 @@ from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
+from rl.rollouts.batch_credit import credited
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.plan import plan_batch
 from rl.runtime.folder import RunFolder
@@ -118,13 +120,14 @@ class Playground:
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
         assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"
         (share,) = plan_batch(
-            groups,
+            credited(groups, component(run.batch_credit)),
             build(run.aggregation),
             step=step,
             ranks=1,
             tokens_per_micro_batch=1024,
             metrics={},
             per_turn=Learned.of(run).aggregation_takes_turns,
+            whole_groups=fact(run.loss["_target_"], "whole_groups", False),
         )
         return share
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.nodes import ModelNode
-from rl.config.schema import as_config_error
+from rl.config.schema import Run, as_config_error
 from rl.config.shipped import SHIPPED
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
@@ -17,6 +17,13 @@ from rl.supervisor.resolve import resolve
 
 # Sizes of the models in conf/model, so that their plan needs no download of config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
+# (whether the model is small, whether LoRA is trained) -> lowest and highest usual learning rate
+_USUAL_RATES = {
+    (True, False): (1e-4, 1e-2),
+    (True, True): (1e-3, 1e-1),
+    (False, False): (1e-6, 1e-5),
+    (False, True): (1e-5, 1e-4),
+}
 PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
@@ -42,8 +49,21 @@ def show_plan(config: dict[str, Any]) -> str:
         dry_call.learned()
     with as_config_error():
         sizes = _model_shape(resolved.run.model)
-    page = resolved.for_model(sizes)[1]
+    page = f"{resolved.for_model(sizes)[1]}{_rate_note(resolved.run, sizes)}"
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
+
+
+def _rate_note(run: Run, sizes: Shape | None) -> str:
+    """Return a line with the learning rate of the run and the usual ones, or ""."""
+    rate = run.optim.get("learning_rate")
+    if sizes is None or rate is None:
+        return ""
+    lora = not str(run.adapter["_target_"]).endswith("NoAdapter")
+    least, most = _USUAL_RATES[sizes.parameters < 1e8, lora]
+    far = "" if least <= rate <= most else " (docs/troubleshooting.md, instability)"
+    size = f"{sizes.parameters / 1e6:,.1f} M parameters"
+    trained = f"LoRA beside {size}" if lora else f"all of {size}"
+    return f"\nlearning rate: {rate:g}; usual for {trained}: {least:g} to {most:g}{far}"
 
 
 def _imagined_hosts(

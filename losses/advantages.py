@@ -23,9 +23,7 @@ from typing import Annotated, TypeGuard
 
 from msgspec import Meta
 
-from losses.groups import ScoredGroup
-
-SPREAD_TOLERANCE = 1e-6
+from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 
 
 def group_mean(group: ScoredGroup) -> list[float]:

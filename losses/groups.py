@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+SPREAD_TOLERANCE = 1e-6  # numbers that differ by at most this count as equal
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredGroup:

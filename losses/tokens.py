@@ -34,6 +34,8 @@ class Tokens:
     entropies: Tensor  # [N] entropy of pi's distribution of the token, without gradient
     positions: Tensor  # [N] int64, index of the token among its rollout's completion tokens
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
+    rollout_ids: Tensor  # [N] int64, index of the token's rollout in the global batch
+    group_ids: Tensor  # [N] int64, index of the token's group in the global batch
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] logprobs under the reference or the teacher
     # Logprobs of the reference's K most likely tokens, or None if the loss does not use them:
@@ -56,6 +58,8 @@ class Tokens:
             "entropies": torch.zeros_like(rollout_logprobs),
             "positions": torch.arange(len(logprobs)),
             "turns": zeros,
+            "rollout_ids": others.get("sequence_ids", zeros),
+            "group_ids": zeros,
         }
         return Tokens(logprobs, rollout_logprobs, advantages, **(tokens | others))
 

@@ -1,10 +1,17 @@
-"""Exports our environments to the library `verifiers`, which imports the package `offbyone`.
+"""The lab as a Python library, and our environments for the library `verifiers`.
 
+offbyone.train(["loss=cispo", "max_steps=20"])             see lab/python_api.py
 vf.load_environment("offbyone", env="reverse-text")        verifiers 0.1.14
 vf-eval offbyone --env.taskset.env reverse-text            verifiers >= 0.4
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lab.python_api import *  # noqa: F403
+
+_API = ("Config", "Run", "compose", "load_run", "sample", "train")
 
 if find_spec("verifiers") is None:
     __all__ = []  # offbyone.environments works without verifiers
@@ -16,3 +23,12 @@ else:
     from offbyone.v1 import ExportedEnv, ExportedHarness, ExportedTaskset
 
     __all__ = ["ExportedEnv", "ExportedHarness", "ExportedTaskset"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of lab/python_api.py at its first use, because verifiers needs no Hydra."""
+    if name not in _API:
+        raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
+    from lab import python_api
+
+    return getattr(python_api, name)

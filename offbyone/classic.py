@@ -17,7 +17,7 @@ from verifiers.utils.message_utils import (  # pyright: ignore[reportMissingImpo
 from envs.episode import Example, Split, StopReason
 from envs.protocol import Environment
 from envs.verifiers.classic import plain_message
-from offbyone.environments import load_exported
+from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
 PLAYED = "offbyone_episode"  # key of vf.State for the PlayedEpisode
@@ -25,7 +25,7 @@ PLAYED = "offbyone_episode"  # key of vf.State for the PlayedEpisode
 
 def load_environment(env: str = "reverse-text", **options: Any) -> "ExportedEnvironment":
     """Return the environment `env`: a name in conf/env, or module.Class, with these options."""
-    return ExportedEnvironment(load_exported(env, **options))
+    return ExportedEnvironment(load_for_verifiers(env, **options))
 
 
 class ExportedEnvironment(vf.MultiTurnEnv):

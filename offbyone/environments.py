@@ -31,7 +31,7 @@ def load(name: str, **options: Any) -> Environment:
     return build(node)()
 
 
-def load_exported(name: str, **options: Any) -> Environment:
+def load_for_verifiers(name: str, **options: Any) -> Environment:
     """Return `load(...)` for the verifiers library, which cannot call `score_group`.
 
     Raise ValueError if the environment defines `score_group`, whose rewards would be missing.

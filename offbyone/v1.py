@@ -16,7 +16,7 @@ from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
 from envs.episode import Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
-from offbyone.environments import load_exported
+from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
 
@@ -62,7 +62,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
 
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split as tasks."""
-        whole = load_exported(self.config.env, **self.config.knobs)
+        whole = load_for_verifiers(self.config.env, **self.config.knobs)
         for example in whole.examples(self.config.split):
             env = whole.environment_of(example)
             prompt = env.opened(example.messages)

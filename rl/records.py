@@ -160,6 +160,7 @@ class MicroBatch(SampledColumns, PlannedColumns):
     """Rows of one forward pass, padded on the right to T, the length of the longest row."""
 
     rollout_ids: Ints  # [B] index of the row's rollout in the batch, -1 for an empty row
+    group_ids: Ints  # [B] index of the row's group in the batch, -1 for an empty row
     first_positions: Ints  # [B] number of completion tokens in the rollout's earlier rows
     row_numbers: Ints  # [B] index of the row among its rollout's rows, from 0
     envs: tuple[str, ...] = ()  # [B] name of the row's environment, "" for an empty row

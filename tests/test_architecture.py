@@ -42,8 +42,12 @@ MAY_IMPORT = {
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",
     "lab.runs": "rl.runtime",
+    "lab.doctor": "rl.runtime rl.model rl.placement envs",
+    "lab.from_toml": "rl.config rl.runtime",
+    "lab.python_api": "rl.config rl.runtime rl.supervisor lab.cli lab.evaluation",
     "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
+    "lab.losses": "rl.config rl.dry_call rl.learner rl.runtime lab.cli lab.viewer losses",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.viewer envs",
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "
@@ -52,7 +56,7 @@ MAY_IMPORT = {
     "lab.cli": "rl.config rl.dry_call rl.runtime lab.sweeps",
     "envs": "",
     "losses": "",
-    "offbyone": "envs rl.config",
+    "offbyone": "envs rl.config lab.python_api",
 }
 PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.

@@ -13,7 +13,7 @@ README = REPO / "README.md"
 LOSSES = (DOCS / "losses.md").read_text()
 # Files of losses/ without a formula.
 NOT_FORMULAS = {"__init__", "tokens"}
-DESCRIBED = ("loss", "advantage", "aggregation", "kl", "correction", "truncation")
+DESCRIBED = ("loss", "advantage", "aggregation", "kl", "correction", "truncation", "batch_credit")
 
 
 def choices(*groups: str) -> list[str]:

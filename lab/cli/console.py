@@ -21,10 +21,16 @@ ENTRY_POINTS = {
     "evaluate": "measure a model or a checkpoint on held-out examples",
     "report": "compare runs with intervals",
     "view": "browse rollouts and tokens",
+    "compare-losses": "compute other losses on the batches that a run recorded",
     "plan": "show devices and memory of a run without starting it",
     "optimize-prompt": "search for a better system prompt",
 }
 NEW = "new"
+# Module with a function main(arguments) that returns the text to print.
+FUNCTIONS = {
+    "doctor": ("lab.doctor", "check this machine, and say what to install"),
+    "from-toml": ("lab.from_toml", "print the command for a TOML file of verifiers or prime-rl"),
+}
 _PACKAGES = ("rl", "lab", "losses", "envs", "offbyone")
 _TEMPLATE = "my_lab"  # the package name in examples/my-lab
 
@@ -32,6 +38,7 @@ _TEMPLATE = "my_lab"  # the package name in examples/my-lab
 def usage() -> str:
     """Return the list of the subcommands."""
     about = {**ENTRY_POINTS, NEW: "create a folder with a loss, an environment and their tests"}
+    about |= {name: text for name, (_, text) in FUNCTIONS.items()}
     lines = [f"  offbyone {name:<16} {text}" for name, text in about.items()]
     return "\n".join(["usage: offbyone <command> [key=value ...]", "", *lines])
 
@@ -45,6 +52,8 @@ def main() -> None:
         print(version("offbyone-rl"))  # noqa: T201
     elif command == NEW:
         print(copy_my_lab(arguments))  # noqa: T201
+    elif command in FUNCTIONS:
+        print(import_module(FUNCTIONS[command][0]).main(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
         refuse_foreign_packages()
         script = SHIPPED / f"{command.replace('-', '_')}.py"

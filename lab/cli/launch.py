@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lab.cli.help import explained_keys
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.sweeps.job import run_job
+from rl.config.endpoints import with_endpoints
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.config.shipped import CONF, SHIPPED
@@ -87,7 +88,7 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
-    with _as_hydra_config(config):
+    with as_hydra_config(config):
         return resolved(config)
 
 
@@ -101,7 +102,7 @@ def _choices(chosen: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _as_hydra_config(config: DictConfig) -> Iterator[None]:
+def as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Make `${hydra:...}` refer to `config` while the block runs."""
     # `${hydra:...}` is always looked up in this singleton.
     singleton = HydraConfig.instance()
@@ -122,7 +123,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
         where, why = getattr(error, "full_key", None), str(error).splitlines()[0]
         raise ConfigError([f"{where}: {why}" if where else why]) from None
     assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return with_endpoints({str(key): value for key, value in plain.items()})
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:

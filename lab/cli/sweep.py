@@ -118,7 +118,7 @@ def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
         for record in folder.records().values()
         if record.folder
     }
-    return {job: run for job, run in runs.items() if run.config.is_file() and run.has_steps()}
+    return {job: run for job, run in runs.items() if run.config.is_file() and run.has_results()}
 
 
 def jobs_of(config: DictConfig) -> list[list[str]]:

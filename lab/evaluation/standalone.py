@@ -6,7 +6,8 @@ outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  l
 import asyncio
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -52,7 +53,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
-            played = asyncio.run(_play(evaluation, run_folder, env, examples, console))
+            played = _run(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
@@ -61,6 +62,16 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         write_files(run_folder, played, summary, facts)
     console.print(report(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
+
+
+def _run(work: Coroutine[Any, Any, list[Played]]) -> list[Played]:
+    """Run a coroutine. If this thread has an event loop, as in a notebook, use another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def _play(

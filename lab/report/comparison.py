@@ -196,7 +196,9 @@ def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
         if knows:
             visible = power.visible_difference(spread, num_others * factors[index])
         if knows and not undecided_if:
-            factor = num_others * st.looks_factor(looks[index] + 1)  # more seeds are another look
+            factor = num_others * st.looks_factor(
+                looks[index] + 1
+            )  # after more seeds, all arms are judged once more
             needed = power.seeds_needed(tests.gains[index], spread, factor)
         results.append(
             ArmResult(

@@ -74,7 +74,7 @@ def run_job(
         if in_sweeps_process:
             announce(sweep, number)
         try:
-            record.result = start(name, RunFolder(folder).has_steps())
+            record.result = start(name, RunFolder(folder).has_results())
         except BaseException as error:
             is_resumable = isinstance(_cause(error), Stopped | OutOfTime | KeyboardInterrupt)
             record.state, record.error = WAITING if is_resumable else FAILED, _message(error)

@@ -87,7 +87,7 @@ def start_message(sweep: SweepFolder, command: str) -> str:
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
     if jobs.records:
         waiting = [r for r in jobs.records.values() if r.state == WAITING and r.folder]
-        begun = sum(RunFolder(Path(str(record.folder))).has_steps() for record in waiting)
+        begun = sum(RunFolder(Path(str(record.folder))).has_results() for record in waiting)
         parts += [f"{len(jobs.records)} jobs"]
         parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []

@@ -48,7 +48,7 @@ def tokens_of(
         why = REJECTED
     elif not any(row.trained for row in recorded):
         why = NOT_TRAINED
-    tokenizer, problem = _tokenizer(run_folder)
+    tokenizer, problem = tokenizer_of(run_folder)
     rows = [_row(row, tokenizer, used, options) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
 
@@ -145,7 +145,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
     return shown
 
 
-def _tokenizer(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
+def tokenizer_of(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
     """Return the tokenizer of a run, or None and the reason."""
     with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
         path = run_folder.model() / "tokenizer.json"

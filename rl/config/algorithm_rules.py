@@ -186,7 +186,8 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
         if path != "reference" and not fact(kind, "has_logprobs", True):
             yield f"{path} is {kind}, which returns no logprobs: use {path}=model"
         is_hinted = node.get("sees_hint", False)
-        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not is_hinted:
+        may_be_policy = is_hinted or fact(loss, "stays_near_reference", False)
+        if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not may_be_policy:
             yield (
                 f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
                 f"{path}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
@@ -260,6 +261,18 @@ def critic(config: Config, learned: Learned) -> Iterator[str]:
         )
 
 
+def batch_credit(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse a batch credit whose advantages nothing reads."""
+    kind, loss = config["batch_credit"]["_target_"], config["loss"]["_target_"]
+    if learned.batch_credit_is_neutral:
+        return
+    if not learned.reads_advantages:
+        yield f"{kind} changes advantages, but {loss} reads none: use batch_credit=none"
+    critic = config["critic"]["_target_"]
+    if fact(critic, "estimates", True):
+        yield f"{critic} replaces the advantages of {kind}: use batch_credit=none, or critic=none"
+
+
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     groups_of_equal_rewards,
     loss_and_aggregation,
@@ -272,4 +285,5 @@ ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     updates_and_correction,
     rewards_before_advantages,
     critic,
+    batch_credit,
 )

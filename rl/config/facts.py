@@ -40,6 +40,7 @@ def needs_reference(config: Config) -> bool:
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
+    is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
 
 

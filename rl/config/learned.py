@@ -27,6 +27,7 @@ class Learned:
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
     advantage_compares: bool  # whether a group's only rollout always gets the advantage 0
     advantage_refuses_negative: bool
+    batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether short and long rollouts weigh the same
     truncation_lowers_rewards: bool  # whether the truncation can make a reward of 0 negative

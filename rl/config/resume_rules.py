@@ -41,11 +41,16 @@ MAY_CHANGE = (
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("env.sampling.*.rollout_timeout", "client.max_retries", "env.max_concurrent"),
     *("env.tool_timeout", "env.envs.*.max_concurrent", "env.envs.*.tool_timeout"),
-    *("reference.url", "reference.timeout", "reference.max_retries"),
-    *(f"reference.teachers.*.{key}" for key in ("url", "timeout", "max_retries")),
+    *("reference.url", "reference.api_key_variable", "reference.timeout", "reference.max_retries"),
+    *(
+        f"reference.teachers.*.{key}"
+        for key in ("url", "api_key_variable", "timeout", "max_retries")
+    ),
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
+# What a run did that was started before these options existed
+_OLDER = {"batch_credit": {"_target_": "rl.rollouts.batch_credit.none"}}
 FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 
@@ -63,7 +68,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, but a folder's "
             f"name has at most {_MAX_NAME_BYTES}: choose a shorter run_name"
         )
-    elif saved.is_file() and not run_folder.has_steps():
+    elif saved.is_file() and not run_folder.has_results():
         return  # the earlier run made no step, so nothing is lost
     elif saved.is_file() and not config["resume"]:
         yield (
@@ -102,7 +107,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(joined(config))), dict(leaves(before))
+    now, then = dict(leaves(joined(config))), dict(leaves({**_OLDER, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

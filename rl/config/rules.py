@@ -239,6 +239,18 @@ def data_files(config: Config) -> Iterator[str]:
                 yield f"{path}.{key}={value}: no such file (relative paths start in {Path.cwd()})"
 
 
+def whole_groups(config: Config) -> Iterator[str]:
+    """Refuse a loss that compares rollouts if a group may not fit into one micro-batch."""
+    loss, limit = config["loss"]["_target_"], config["trainer"]["tokens_per_micro_batch"]
+    size, longest = config["group_size"], config["max_seq_len"]
+    if fact(loss, "whole_groups", False) and size * longest > limit:
+        yield (
+            f"{loss} needs each group in one micro-batch, but group_size={size} rollouts of up to "
+            f"max_seq_len={longest} tokens exceed trainer.tokens_per_micro_batch={limit}: set "
+            f"trainer.tokens_per_micro_batch={size * longest}, or lower group_size or max_seq_len"
+        )
+
+
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield every node in a value with its dotted path."""
     if isinstance(value, Mapping):
@@ -255,6 +267,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     free_form_problems,
     secret_problems,
     batches,
+    whole_groups,
     lengths,
     client_and_evaluation,
     optimizer_and_sharding,

@@ -128,6 +128,7 @@ class Run(Settings):
     reward: Node
     truncation: Node
     advantage: Node
+    batch_credit: Node
     critic: Node
     aggregation: Node
     reference: Node

@@ -33,7 +33,7 @@ from rl.runtime.child import python_module
 
 _INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
-    *("buffer", "order", "env", "client", "logger", "optim", "reference"),
+    *("batch_credit", "buffer", "order", "env", "client", "logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
 _LAST_LINES = 5
@@ -134,7 +134,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a configuration that affect its dry call, which seed and folder do not."""
+    """Return the keys that affect a dry call, so that other keys, as the seed, keep its answer."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

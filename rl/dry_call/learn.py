@@ -40,9 +40,10 @@ def learn(config: Config) -> Learned:
     built = _built(report, config)
     if report.problems:
         raise ConfigError(report.problems)
-    reads, corrects = tensors.check_loss(report, built["loss"], config["updates_per_batch"])
-    facts["loss_reads"] = tuple(sorted(reads))
-    facts["loss_corrects"] = corrects
+    with report.calling("loss", built["loss"]):
+        loss, updates = component(config["loss"]), config["updates_per_batch"]
+        reads, corrects = tensors.check_loss(report, loss, updates)
+        facts |= {"loss_reads": tuple(sorted(reads)), "loss_corrects": corrects}
     loss_module = sys.modules[unwrapped(built["loss"]).__module__]
     facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))
     facts["correction_is_neutral"] = tensors.check_correction(report, built["correction"])
@@ -52,6 +53,9 @@ def learn(config: Config) -> Learned:
     with report.calling("advantage", built["advantage"]):
         advantage = component(config["advantage"])
         facts |= rewards.check_advantage(report, advantage, config["group_size"])
+    count = 5 if facts.get("advantage_by_token") else 1 + facts.get("advantage_by_turn", False)
+    with report.calling("batch_credit", built["batch_credit"]):
+        facts |= rewards.check_batch_credit(report, component(config["batch_credit"]), count)
     facts |= rewards.check_aggregation(report, built["aggregation"])
     with report.calling("reward", built["reward"]):
         shaping, longest = built["reward"](), config["max_seq_len"]
@@ -77,10 +81,8 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     """Import the components; return each one with its options bound."""
     from rl.config.build import build
 
-    called = {
-        group: config[group]
-        for group in ("loss", "correction", "advantage", "aggregation", "truncation", "reward")
-    }
+    alone = ("loss", "correction", "advantage", "batch_credit", "aggregation")
+    called = {group: config[group] for group in (*alone, "truncation", "reward")}
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
@@ -120,7 +122,7 @@ def _answer(config: Config) -> dict[str, Any]:
 
 
 def _raise_timeout(*_: object) -> None:
-    raise TimeoutError(f"no result within {LIMIT_S} s")
+    raise TimeoutError(f"the check of all components took over {LIMIT_S} s: make this one faster")
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:

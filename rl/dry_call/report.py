@@ -1,4 +1,7 @@
-"""Report errors of user code in a dry call, each with its value, remedy, file and line."""
+"""Collect the problems of user code that a dry call finds, with file and line.
+
+A dry call calls each component of a run with made-up values before the run starts.
+"""
 
 import inspect
 import json

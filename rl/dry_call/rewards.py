@@ -12,8 +12,10 @@ import numpy as np
 from envs.episode import Example, StopReason
 from losses.groups import ScoredGroup
 from rl.dry_call.report import BadResult, Report, json_round_trip
-from rl.records import Credit, Rollout, TrainingRow
+from rl.records import Credit, Group, Rollout, TrainingRow
+from rl.rollouts.batch_credit import credited
 from rl.rollouts.credit import RewardShaping, scored_group
+from rl.runtime.failure import RunFailed
 
 _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 
@@ -111,6 +113,37 @@ def _is_zero(advantage: Any, alone: ScoredGroup) -> bool:
         return not np.any(advantage(alone)[0])
     except Exception:  # noqa: BLE001 an advantage may need a larger group
         return False
+
+
+def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[str, bool]:
+    """Call a batch credit on made-up batches; return whether it leaves all credits unchanged.
+
+    `count` is the number of advantages of a made-up rollout, which has two turns and five tokens.
+    """
+
+    def group(index: int, *numbers: float | None) -> Group:
+        rollouts = tuple(made_up_rollout(number, 2, 3) for number in numbers)
+        credits = (
+            Credit(x, (x or 0.0,) * count, x is not None, by_token=count > 2) for x in numbers
+        )
+        return Group(index, _EXAMPLE, 0, rollouts, tuple(credits))
+
+    batches: list[list[tuple[float | None, ...]]] = [
+        [(0.5, -0.5, 0.0, None), (0.75, -0.25, -0.25, -0.25)],
+        *([(0.0, 0.0), (0.0, 0.0)], [(1.0, None)], [(None, None)], []),
+    ]
+    same = []
+    for numbers in batches:
+        with report.calling("batch_credit", batch_credit, f"groups with the rewards {numbers}"):
+            groups = [group(i, *each) for i, each in enumerate(numbers)]
+            try:
+                made = credited(groups, batch_credit)
+            except RunFailed as error:
+                raise BadResult(str(error).removeprefix("the batch credit ")) from error
+            for credit in (credit for after in made for credit in after.credits):
+                _require_numbers(credit.advantages, [*credit.advantages])
+            same.append([g.credits for g in groups] == [after.credits for after in made])
+    return {"batch_credit_is_neutral": all(same)}
 
 
 def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:

@@ -6,6 +6,7 @@ tokens. The importance ratios are near 1, so that no loss clips them. Advantages
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +84,8 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "entropies": 0.1 + torch.rand(NUM_TOKENS, generator=generator),
         "positions": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]),
         "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
+        "rollout_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
+        "group_ids": torch.zeros(NUM_TOKENS, dtype=torch.int64),
         "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
         "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
@@ -109,7 +112,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
         with trial.calling("loss", loss, INPUT):
-            result = loss(tokens)
+            result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
             results += [result.loss.detach()] if has_old else []
         used |= here
@@ -119,8 +122,37 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         return used, corrects
     with report.calling("loss", loss):
         if unknown := set(stated) - set(Tokens.__dataclass_fields__):
-            raise BadResult(f"has READS={stated}, but Tokens has no {sorted(unknown)}: remove it")
+            known = ", ".join(Tokens.__dataclass_fields__)
+            raise BadResult(
+                f"has READS={stated}, but Tokens has no field {', '.join(sorted(unknown))}: name "
+                f"only fields of Tokens ({known})"
+            )
     return set(stated), corrects
+
+
+def with_statistics(loss: Any, tokens: Tokens) -> Any:
+    """Return a loss with the statistics of made-up tokens, or unchanged if it reads none.
+
+    Raise BadResult unless the statistics are sums over the tokens, also of an empty micro-batch.
+    """
+    if not hasattr(loss, "statistics"):
+        return loss
+    with torch._C.DisableTorchFunctionSubclass():  # do not record what is copied here
+        values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
+        parts = [
+            Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
+            for index in (slice(0, 5), slice(5, 8), slice(0, 0))
+        ]
+    whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
+    if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
+        raise BadResult(f"has statistics() that return {_describe(whole)}: return finite sums [K]")
+    total = torch.stack(shares).detach().sum(0)
+    if not torch.allclose(total, whole.detach()):
+        raise BadResult(
+            "has statistics() of two sequences, and of no tokens, that do not add up to those of "
+            "all tokens: return sums over the tokens, and divide in __call__"
+        )
+    return partial(loss, statistics=whole.detach())
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:

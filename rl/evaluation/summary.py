@@ -122,7 +122,8 @@ def advice(summary: Summary) -> list[str]:
     if summary.zero_spread >= MAX_ZERO_SPREAD:
         lines.append(
             f"{summary.zero_spread:.0%} of the examples have rollouts with equal rewards, so their "
-            "advantage is 0: use more rollouts per example, or examples of other difficulty"
+            "advantage is 0: use more rollouts per example, or examples of other difficulty "
+            "(docs/troubleshooting.md, no spread)"
         )
     if summary.num_scored < summary.num_rollouts:
         lost = summary.num_rollouts - summary.num_scored

@@ -135,7 +135,8 @@ class VLLMServer:
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
-            "PYTHONSAFEPATH": "1",  # as python_module's -P, but inherited by vLLM's children
+            # Keep the working folder off sys.path, also in the processes that vLLM starts.
+            "PYTHONSAFEPATH": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from rl.config.build import build
+from rl.config.build import build, component
 from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schedules import Schedules
 from rl.config.schema import Run
+from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch, Objective
@@ -88,7 +89,7 @@ class Learner:
         )
         self._schedules = Schedules.of(run.plain())
         self._objective = Objective(
-            build(run.loss), build(run.correction), self._kl, run.entropy_bonus
+            component(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )
         self._prepare = Preparation(
             self.policy,
@@ -98,6 +99,7 @@ class Learner:
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
             schedules=self._schedules,
+            for_statistics=reads_statistics(self._objective),
         )
 
     def _load_reference(self) -> Reference | None:
@@ -135,8 +137,8 @@ class Learner:
 
         `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
-        # Seed dropout and losses that draw numbers once per step and rank, so that checkpoints need
-        # not store RNG state and a resumed run draws the same numbers.
+        # Set the seed of the random numbers (dropout, some losses) at every step, on every rank. So
+        # a resumed run draws the same numbers, and checkpoints need not store RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         scheduled = self._schedules.values(batch.step)

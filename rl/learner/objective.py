@@ -41,7 +41,6 @@ class Batch(Tokens):
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, True where the policy chose the token
     token_weights: Tensor  # [N] weight of each token in the objective
-    rollout_ids: Tensor  # [N] index of each token's rollout in the global batch
     envs: tuple[str, ...]  # [B] name of each row's environment
     # Rows with the same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
@@ -49,6 +48,7 @@ class Batch(Tokens):
     temperatures: Tensor | None = None  # [N, 1] of sampling, or None: the run has one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
+    scored: bool = False  # whether `logprobs` and `entropies` are set, before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
@@ -71,6 +71,7 @@ class Batch(Tokens):
             # A token that no policy sampled has version -1, so its staleness is step + 1.
             "staleness": step - _tensor(micro.token_versions)[mask],
             "rollout_ids": _tensor(micro.rollout_ids)[rows],
+            "group_ids": _tensor(micro.group_ids)[rows],
             "positions": _tensor(positions)[mask],
         }
         if micro.hinted_token_ids is not None and micro.hinted_mask is not None:
@@ -78,6 +79,19 @@ class Batch(Tokens):
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
+
+    def with_outputs(
+        self, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
+    ) -> "Batch":
+        """Return what the token loss sees: this micro-batch with the outputs of a forward pass."""
+        return replace(
+            self,
+            logprobs=logprobs,
+            rollout_logprobs=self.rollout_logprobs.to(logprobs.dtype),
+            advantages=self.advantages.to(logprobs.dtype),
+            entropies=entropies.detach(),
+            candidate_logprobs=candidate_logprobs,
+        )
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
         """Return this micro-batch's share of the objective, from the loss of each token [N]."""
@@ -108,7 +122,7 @@ class Objective:
 
     def per_token(
         self,
-        batch: Batch,
+        batch: Tokens,
         logprobs: Tensor,  # [N] log pi of the completion tokens
         entropies: Tensor,  # [N] entropy of pi's distribution of each token
         beta: float,  # current weight of the KL penalty
@@ -122,14 +136,7 @@ class Objective:
             ValueError: the token loss or a metric is not one number per token, or the loss has no
                 gradient.
         """
-        tokens = replace(
-            batch,
-            logprobs=logprobs,
-            rollout_logprobs=batch.rollout_logprobs.to(logprobs.dtype),
-            advantages=batch.advantages.to(logprobs.dtype),
-            entropies=entropies.detach(),
-            candidate_logprobs=candidate_logprobs,
-        )
+        tokens = batch.with_outputs(logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
         _check_loss(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)

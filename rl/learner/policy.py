@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl.learner.batch_statistics import reads_statistics, with_statistics
 from rl.learner.deepspeed_engine import (
     gathered,
     linearised,
@@ -100,8 +102,13 @@ class Policy:
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
+        # Logprobs of the preparation serve for the statistics of the first update only.
+        later = [replace(b, scored=False) for b in batches]
         metrics = [
-            self._update(batches, objective, beta, rate, observer and partial(observer, update))
+            self._update(
+                later if update else batches,
+                *(objective, beta, rate, observer and partial(observer, update)),
+            )
             for update in range(updates)
         ]
         means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
@@ -121,6 +128,9 @@ class Policy:
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
+        if reads_statistics(objective) and len(batches) > 1:
+            scored = [batch if batch.scored else self.scored(batch) for batch in batches]
+            objective = with_statistics(objective, scored)
         for number, batch in enumerate(batches):
             outputs = self.engine(
                 *(batch.token_ids, batch.mask, self._temperature_of(batch)),
@@ -131,6 +141,8 @@ class Policy:
             # on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
+            if reads_statistics(objective):  # this is the only micro-batch
+                objective = with_statistics(objective, [batch.with_outputs(*leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
@@ -162,12 +174,21 @@ class Policy:
         return self._score(batch.token_ids, batch.mask, self._temperature_of(batch))[0]
 
     @torch.no_grad()
+    def scored(self, batch: Batch) -> Batch:
+        """Return the micro-batch with the policy's logprobs and entropies. Collective."""
+        options = {"entropies": True, "candidates": batch.candidates}
+        temperature = self._temperature_of(batch)
+        outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
+        names = ("logprobs", "entropies", "candidate_logprobs")
+        return replace(batch, scored=True, **dict(zip(names, outputs, strict=False)))
+
+    @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
         """Return logprobs and `top_k` most likely tokens under the base model. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
-            outputs = self._score(rows.token_ids, rows.mask, temperature, likeliest)
+            outputs = self._score(rows.token_ids, rows.mask, temperature, top_k=likeliest)
         return Scored(outputs[0], *outputs[2:])
 
     @torch.no_grad()
@@ -182,15 +203,11 @@ class Policy:
         return result.cpu()
 
     def _score(
-        self,
-        token_ids: Tensor,
-        mask: Tensor,
-        temperature: float | Tensor,
-        top_k: tuple[int, int] | None = None,
+        self, token_ids: Tensor, mask: Tensor, temperature: float | Tensor, **options: Any
     ) -> tuple[Tensor, ...]:
         """Return the module's outputs for the masked tokens, without dropout."""
         self.engine.eval()
-        outputs = self.engine(token_ids, mask, temperature, top_k=top_k)
+        outputs = self.engine(token_ids, mask, temperature, **options)
         self.engine.train()
         return outputs
 

@@ -34,6 +34,7 @@ class Preparation:
         keeps_old: whether a batch gets several updates, which need the old logprobs.
         compared: whether advantages subtract a baseline. Then penalties subtract one, too.
         critic: None if the run has no critic. Then the batch contains the advantages.
+        for_statistics: whether the loss reads statistics, possibly of entropies.
     """
 
     policy: Policy
@@ -43,6 +44,7 @@ class Preparation:
     compared: bool
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
+    for_statistics: bool = False
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches on the device with all fields set, and metrics of the step."""
@@ -65,7 +67,10 @@ class Preparation:
                 for batch, score in zip(batches, scores, strict=True)
             ]
         penalised = self.reference is not None and self.kl.is_active and self.kl.place == "reward"
-        old = [self.policy.score(b) for b in batches] if self.keeps_old or penalised else []
+        needs_old = self.keeps_old or penalised
+        if needs_old and self.for_statistics:
+            batches = [self.policy.scored(b) for b in batches]
+        old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
         penalties = (
             [self._penalty(*each, beta) for each in zip(batches, old, strict=True)]

@@ -127,8 +127,8 @@ def _check(folder: Path) -> None:
             raise ValueError(f"{folder} contains no {name}: {remedy}")
         if links_outside(folder / name):
             raise ValueError(
-                f"{folder}/{name} is a link to {(folder / name).resolve()}: replace the link by a "
-                "copy, because checkpoints contain this file"
+                f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
+                "replace the link by a copy, because this file is copied into checkpoints"
             )
     missing = missing_weights(folder)
     if missing:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from envs.episode import Example
-from losses.groups import ScoredGroup
+from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.ranges import NonNegativeFloat
@@ -38,8 +38,6 @@ Truncation = Callable[[Rollout], Credit]
 Advantage = Callable[[ScoredGroup], Sequence[Any]]
 """group -> one number per rollout, or a sequence per rollout: a number per turn, or per token"""
 
-_SPREAD_TOLERANCE = 1e-6
-
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
@@ -48,8 +46,8 @@ class RewardShaping:
     Attributes:
         normalise_each: True: compute the advantage of each named reward, then the weighted sum of
             these advantages, so that rewards with small and large spreads count equally. This is
-            GDPO, arXiv:2601.05242, without its normalisation over the batch. False: compute the
-            advantage of the weighted sum of the named rewards.
+            GDPO, arXiv:2601.05242, whose normalisation over the batch is batch_credit=whiten.
+            False: compute the advantage of the weighted sum of the named rewards.
         length_penalty: reward subtracted per completion token.
     """
 
@@ -195,7 +193,7 @@ class GroupCredit:
         if self.per_turn or self.shaping.normalise_each:
             return [*credits]
         rewards = [credit.reward for credit in credits if credit.reward is not None]
-        is_flat = not rewards or max(rewards) - min(rewards) <= _SPREAD_TOLERANCE
+        is_flat = not rewards or max(rewards) - min(rewards) <= SPREAD_TOLERANCE
         is_zero = not any(any(credit.advantages) for credit in credits)
         if is_flat == is_zero and not self.per_token:
             return [*credits]

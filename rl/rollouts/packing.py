@@ -7,10 +7,12 @@ and rows with equal beginnings stay together.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rl.records import TrainingRow
+from rl.runtime.failure import RunFailed
 
 Row = TypeVar("Row", bound=TrainingRow)
 
@@ -36,6 +38,40 @@ def pack(
     for bins in packed:
         _split_to_count(bins, count)
     return packed
+
+
+def pack_groups(
+    rows: Sequence[Any], loads: list[int], budget: int, *, shares_prefixes: bool
+) -> list[list[list[Any]]]:
+    """Return micro-batches as `pack` does, each with all rows of its groups.
+
+    Raise RunFailed if the rows of a group do not fit into one micro-batch.
+    """
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row.group_id].append(row)
+
+    def packed(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        rows = [row for group in groups for row in group]
+        return pack(rows, [0], budget, shares_prefixes=shares_prefixes)[0]
+
+    shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]  # per rank: bins of groups
+    for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
+        if len(packed([group])) > 1:
+            raise RunFailed(
+                f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
+                f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
+            )
+        bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
+        loads[lightest] += sum(row.length for row in group)
+        if bins and len(packed([*bins[-1], group])) == 1:
+            bins[-1].append(group)
+        else:
+            bins.append([group])
+    count = max(map(len, shares))
+    for bins in shares:
+        _split_to_count(bins, count)
+    return [[packed(bin)[0] if bin else [] for bin in bins] for bins in shares]
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
@@ -130,7 +166,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _split_to_count(bins: list[list[Row]], count: int) -> None:
+def _split_to_count(bins: list[list[Any]], count: int) -> None:
     """Halve the largest micro-batches until `bins` has length `count`, or append empty ones."""
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])

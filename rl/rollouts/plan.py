@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
-from rl.rollouts.packing import pack
+from rl.rollouts.packing import pack, pack_groups
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Function from (completion length of each rollout, its group) to its weight per token.
@@ -28,6 +28,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
     """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
+    group_id: int = 0  # position of the row's group in the batch
     first_position: int = 0  # number of completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
     env: str = ""  # name of the environment that the rollout played
@@ -94,6 +95,7 @@ def weighted_rows(
         shares, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
             place = {"rollout_id": i, "first_position": before, "number": number}
+            place["group_id"] = group_ids[i]
             advantages = credit.advantages
             if credit.by_token and len(advantages) > 1:
                 advantages = np.array(advantages[before : before + row.num_completion], np.float32)
@@ -144,6 +146,7 @@ def plan(
     tokens_per_micro_batch: int,
     metrics: dict[str, float],
     shares_prefixes: bool = False,
+    whole_groups: bool = False,
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, balanced by tokens.
 
@@ -153,14 +156,20 @@ def plan(
     (rl/learner/policy.py).
 
     `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
-    (rl/rollouts/packing.py).
+    (rl/rollouts/packing.py). `whole_groups`: all rows of a group are in one micro-batch.
     """
+
+    def unit(row: WeightedRow) -> int:
+        return row.group_id if whole_groups else id(row)
+
+    has_advantage = {unit(row) for row in rows if row.has_advantage}
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    for has_advantage in (True, False):
-        kind = [row for row in rows if row.has_advantage is has_advantage]
+    for first in (True, False):
+        kind = [row for row in rows if (unit(row) in has_advantage) is first]
         # Rows without an advantage come second and go to the ranks with the fewest tokens so far.
-        packed = pack(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
+        packing = pack_groups if whole_groups else pack
+        packed = packing(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
         for bins, stacked in zip(packed, micro_batches, strict=True):
             stacked += map(_pad, bins)
     return [
@@ -181,6 +190,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
     return MicroBatch(
         **columns,
         rollout_ids=np.array([row.rollout_id for row in rows] or [-1], np.int32),
+        group_ids=np.array([row.group_id for row in rows] or [-1], np.int32),
         first_positions=np.array([row.first_position for row in rows] or [0], np.int32),
         row_numbers=np.array([row.number for row in rows] or [0], np.int32),
         envs=tuple(row.env for row in rows) or ("",),

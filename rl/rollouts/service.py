@@ -12,12 +12,14 @@ from dataclasses import asdict, replace
 import msgspec
 import numpy as np
 
-from rl.config.build import build
+from rl.config.build import build, component
+from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
+from rl.rollouts.batch_credit import credited
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.listening import listening
@@ -48,6 +50,7 @@ class RolloutService:
         self._run, self._run_folder, self._dispatcher = run, run_folder, dispatcher
         self._status, self._evaluator, self._replicas = status, evaluator, replicas
         self._tally, self._num_retried = tally, tally.num_retried
+        self._batch_credit = component(run.batch_credit)
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
         self._weighs_turns = Learned.of(run).aggregation_takes_turns
@@ -120,7 +123,7 @@ class RolloutService:
 
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
-        groups = await self._dispatcher.batch(step)
+        groups = credited(await self._dispatcher.batch(step), self._batch_credit)
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),
@@ -150,6 +153,7 @@ class RolloutService:
             tokens_per_micro_batch=trainer.tokens_per_micro_batch,
             metrics=metrics,
             shares_prefixes=call.shares_prefixes,
+            whole_groups=fact(self._run.loss["_target_"], "whole_groups", False),
         )
         await recording  # wait, so that every trained step has its file
         record_ids = self._record.ids(groups, recorded)

@@ -67,7 +67,9 @@ def group_alive(group: int) -> bool:
 
 def ending(status: int | None) -> str:
     """Describe an exit status. Name the likely cause of KILL, because the log cannot contain it."""
-    killed = " (killed, perhaps by the kernel because memory ran out)"
+    killed = (
+        " (killed, perhaps by the kernel because memory ran out: docs/troubleshooting.md, memory)"
+    )
     return f"ended with status {status}{killed if status == -signal.SIGKILL else ''}"
 
 

@@ -5,6 +5,7 @@ shows the oldest message. Messages of ValueError and RunFailed omit the class na
 """
 
 import json
+import re
 import sys
 import time
 import traceback
@@ -17,6 +18,14 @@ from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
+
+_REMEDIES = {  # part of an error's message -> what the user can do
+    "out of memory|can't allocate memory": "lower trainer.tokens_per_micro_batch or "
+    "trainer.logprob_chunk, or set trainer.gradient_checkpointing=true; for vLLM, lower "
+    "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
+    "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
+    "(docs/troubleshooting.md, open files)",
+}
 
 
 class RunFailed(RuntimeError):
@@ -41,7 +50,9 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
-    return printable(f"{type(error).__name__}: {error}{place_of(error)}")
+    text = printable(f"{type(error).__name__}: {error}{place_of(error)}")
+    remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
+    return "\n".join([text, *remedies])
 
 
 @contextmanager

@@ -171,7 +171,7 @@ class RunFolder:
         exports = map(self.export_of, self.complete_checkpoints())
         return [export for export in exports if export.is_dir()]
 
-    def has_steps(self) -> bool:
+    def has_results(self) -> bool:
         """Return whether a run has left metrics, a checkpoint, an evaluation or a prompt search.
 
         The files that a failed start leaves are not results, so another start may replace them.

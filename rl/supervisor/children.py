@@ -141,7 +141,7 @@ class Children:
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
-                        if self._all_is_saved(tick) and asked:
+                        if self._saved_after_stop(tick) and asked:
                             return  # no error: a scheduler's signal also ended vLLM
                         self._raise_reported("trainer")  # raises if the ranks failed to save
                     self._fail_with_log(*gone)
@@ -177,7 +177,7 @@ class Children:
             details = "" if self._run.trainer.debug else f"\n(details: {log})"
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
-    def _all_is_saved(self, tick: Callable[[], None]) -> bool:
+    def _saved_after_stop(self, tick: Callable[[], None]) -> bool:
         """Request a checkpoint after vLLM's end, and wait for the ranks to end.
 
         Return whether every rank ended with status 0 and every finished step is saved.

@@ -96,7 +96,7 @@ def supervise(
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
         # Delete what an earlier start that did no step has left in the folder.
-        if run_folder.overrides.is_file() and not run_folder.has_steps():
+        if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}

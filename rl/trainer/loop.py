@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rl.config.build import build
+from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
@@ -24,6 +25,7 @@ from rl.runtime.folder import RunFolder, drop_steps_from
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
+from rl.trainer.alarms import Alarms
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
@@ -68,7 +70,7 @@ class TrainingRun:
             self.learner.load(run_folder.checkpoint(self.start))
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
-        self.num_nonfinite = 0
+        self.num_nonfinite, self.alarms = 0, Alarms(Learned.of(self.run))
         self.profiler = started_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
@@ -101,8 +103,10 @@ class TrainingRun:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
-            if step == self.start and self.ranks.first:
-                warn_of_missing_metric(self.run, self.run_folder)
+            if self.ranks.first:
+                self.alarms.add(line)
+                if step == self.start:
+                    warn_of_missing_metric(self.run, self.run_folder)
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
@@ -170,7 +174,8 @@ class TrainingRun:
             raise RunFailed(
                 f"the loss or the gradient of {self.num_nonfinite} steps in a row was NaN or "
                 "infinite (trainer.max_nonfinite_steps). Lower optim.learning_rate. In a custom "
-                "loss, check the divisors and the arguments of logarithms"
+                "loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
+                "instability)"
             )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:

@@ -70,7 +70,8 @@ class MismatchBound:
                 "trainer and vLLM compute different logprobs with the weights of version "
                 f"{version}: mean |difference| {mean:.4f}, and at most {self._bound:g} is allowed "
                 f"(sync.max_mismatch={self._max_mismatch:g}{later}). Every importance ratio would "
-                "be wrong. Give both the same model.dtype, attention and rope settings"
+                "be wrong. Give both the same model.dtype, attention and rope settings "
+                "(docs/troubleshooting.md, mismatch)"
             )
         if self._is_first:
             least, most = 0.5 * self._max_mismatch, 2 * self._max_mismatch

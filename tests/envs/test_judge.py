@@ -45,6 +45,12 @@ async def test_the_prompt_is_filled_in_and_the_request_is_has_the_options():
     assert "Authorization" not in server.headers[0]
 
 
+def test_its_limits_are_those_of_its_requests():
+    limits = {"timeout": 7.0, "retry_wait": 3.0, "max_concurrent": 2, "max_retries": 5}
+    client = Judge(url="http://host/v1", **{**OPTIONS, **limits})._client
+    assert {name: getattr(client, name) for name in limits} == limits
+
+
 async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
     opening = [{"role": "system", "content": "S"}, {"role": "user", "content": "1+1?"}]

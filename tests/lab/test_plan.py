@@ -10,13 +10,29 @@ from tests.support.composing import composed
 def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     page = show_plan(composed(f"output_dir={tmp_path}", "run_name=r"))
-    first, vllm, trainer, others, memory = page.splitlines()
+    first, vllm, trainer, others, memory, rate = page.splitlines()
     assert first.split() == ["runs", "on", "GiB", "at", "its", "peak"]
     assert vllm.startswith("vLLM     ")
     assert trainer.startswith("trainer  ")
     assert others.startswith("others   ")
     assert memory.startswith("memory: ")
+    assert rate == "learning rate: 0.0005; usual for all of 0.8 M parameters: 0.0001 to 0.01"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("adapter", "rate", "said"),
+    [
+        ("lora", "1e-4", "0.0001; usual for LoRA beside 4,022.3 M parameters: 1e-05 to 0.0001"),
+        ("lora", "1e-3", "1e-05 to 0.0001 (docs/troubleshooting.md, instability)"),
+        ("none", "1e-5", "usual for all of 4,022.3 M parameters: 1e-06 to 1e-05"),
+    ],
+)
+def test_the_usual_learning_rates_are_shown(adapter, rate, said, tmp_path):
+    chosen = ["model=qwen3-4b-instruct", f"adapter={adapter}", f"optim.learning_rate={rate}"]
+    config = composed(*chosen, f"output_dir={tmp_path}", "run_name=r")
+    page = show_plan(config | {"gpus": 8, "gpu_gib": 640, "host_gib": 2048})
+    assert page.endswith(said)
 
 
 def test_other_machines_can_be_planned_for(tmp_path):
@@ -53,7 +69,7 @@ def test_a_model_without_sizes_is_refused_with_a_remedy(tmp_path, monkeypatch):
 
 def test_a_cluster_is_planned_as_it_will_be_reserved(tmp_path):
     config = composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", "trainer.ranks=2")
-    vllm, trainer, memory, hosts = show_plan(dict(config)).splitlines()[1:]
+    vllm, trainer, memory, _, hosts = show_plan(dict(config)).splitlines()[1:]
     assert vllm.startswith("vLLM        GPU 2 ")
     assert trainer.startswith("trainer x2  GPU 0 1 ")
     assert " of " not in memory  # the machines are not known yet

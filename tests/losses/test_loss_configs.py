@@ -21,11 +21,15 @@ ALGORITHMS = {
     "ppo_clip": ("ppo_clip", "group_zscore", "token_mean"),
     "ppo_clip_kl": ("ppo_clip", "group_zscore", "token_mean"),
     "ppo": ("ppo_clip", "none", "token_mean"),
+    "gdpo": ("ppo_clip", "group_zscore", "sequence_mean"),
+    "lite_ppo": ("ppo_clip", "group_mean", "token_mean"),
+    "reinforce_pp": ("ppo_clip", "none", "token_mean"),
     "gspo": ("gspo", "group_zscore", "sequence_mean"),
     "sapo": ("sapo", "group_zscore", "sequence_mean"),
     "rloo": ("reinforce", "rloo", "token_mean"),
     "reinforce": ("reinforce", "group_mean", "token_mean"),
     "masked_is": ("masked_is", "group_mean", "token_mean"),
+    "m2po": ("M2PO", "group_zscore", "token_mean"),
     "dppo": ("dppo", "group_mean", "token_mean"),
     "distill": ("distill", "none", "token_mean"),
     "forward_kl_topk": ("forward_kl_topk", "none", "token_mean"),
@@ -69,6 +73,9 @@ def test_some_losses_set_further_groups():
     assert composed("loss=dapo")["loss"]["clip_high"] == 0.28
     assert composed("loss=ppo")["critic"]["_target_"] == "rl.learner.critic.ValueModel"
     assert composed("loss=ppo_clip")["critic"]["_target_"] == "rl.learner.critic.NoCritic"
+    for loss in ("gdpo", "lite_ppo", "reinforce_pp"):
+        assert composed(f"loss={loss}")["batch_credit"]["_target_"].endswith(".whiten")
+    assert composed("loss=gdpo")["reward"]["normalise_each"]
     for loss in ("reinforce", "rloo", "distill"):  # they do not correct staleness
         assert composed(f"loss={loss}", "++reference.path=t")["sampler"]["max_staleness"] == 0
     assert composed("loss=cispo")["sampler"]["max_staleness"] == 1

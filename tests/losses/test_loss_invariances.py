@@ -61,6 +61,8 @@ def a_batch(seed: int = 0) -> Tokens:
         entropies=draw().abs(),
         positions=torch.cat([torch.arange(length) for length in LENGTHS]),
         turns=torch.cat([torch.arange(length) // 3 for length in LENGTHS]),
+        rollout_ids=ids,
+        group_ids=ids // 4,
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from envs.messages import user
 from envs.reverse_text import ReverseText
-from offbyone.environments import CONF, load, load_exported
+from offbyone.environments import CONF, load, load_for_verifiers
 
 
 def test_a_name_is_its_yaml_file_with_options_changed():
@@ -65,4 +65,4 @@ def test_an_environment_that_compares_a_group_is_not_exported(monkeypatch):
 
     monkeypatch.setattr(ReverseText, "score_group", score_group)
     with pytest.raises(ValueError, match="reverse-text compares the episodes of a group"):
-        load_exported("reverse-text")
+        load_for_verifiers("reverse-text")

@@ -26,11 +26,11 @@ def config(shipped: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path; modules named knobs_... that are written there can be targets."""
+    """A folder on the path; its modules named knobs_... or rl_own... can be targets."""
     monkeypatch.syspath_prepend(str(tmp_path))
     read.cache_clear()
     source.cache_clear()
     invalidate_caches()
     yield tmp_path
-    for name in [name for name in sys.modules if name.startswith("knobs_")]:
+    for name in [name for name in sys.modules if name.startswith(("knobs_", "rl_own"))]:
         del sys.modules[name]

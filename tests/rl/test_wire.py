@@ -27,6 +27,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         token_versions=rng.integers(-1, 3, (height, width), np.int32),
         turns=rng.integers(-1, 9, (height, width), np.int32),
         rollout_ids=np.arange(height, dtype=np.int32),
+        group_ids=np.arange(height, dtype=np.int32) // 2,
         first_positions=rng.integers(0, 99, height, np.int32),
         row_numbers=rng.integers(0, 9, height, np.int32),
         envs=("words",) * height,

@@ -111,7 +111,9 @@ class Pdb:
         self.screen, ours = "", pty.openpty()
         self._terminal, theirs = ours
         self._process = subprocess.Popen(
-            typed(command), shell=True, cwd=folder, env={**os.environ, **environment(folder)},
+            typed(command), shell=True, cwd=folder,
+            # An empty value is Python's default, whatever this session's environment says.
+            env={**os.environ, **environment(folder), "PYTHONBREAKPOINT": ""},
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         )  # fmt: skip
         os.close(theirs)
@@ -144,7 +146,7 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     status = user.answer("p tokens.logprobs.requires_grad, most + 37", "p most * 1000")
     (mine / "watched.py").write_text(text)
     assert status == 0, user.screen
-    assert "-> ratio = ratio_to(tokens.anchor" in user.screen
+    assert "-> ratio = ratio_to(tokens.anchor" in user.screen, user.screen
     assert "(True, 42.0)" in user.screen
     assert "5000.0" in user.screen
     assert "1/1 steps" in user.screen
@@ -176,4 +178,5 @@ def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):
     }
     looked = do("python look.py", mine)
     assert looked.status == 0, looked.screen
+    assert "columns of tokens id row update" in looked.screen
     assert "gradient tensor([-1.0000, -0.3679])" in looked.screen

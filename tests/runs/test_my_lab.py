@@ -94,6 +94,23 @@ def test_the_new_folder_is_accepted_and_the_check_names_only_the_real_mistake(la
     assert problems[0].startswith("- batch_size=17 is not a multiple of group_size=16")
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["offbyone", "from-toml", "old.toml"], "offbyone train max_steps=3\n"),
+        (["python", "use.py"], "my_lab.focal.focal\n"),
+        (["offbyone", "plan", "model=tiny"], "usual for all of 0.8 M parameters"),
+    ],
+)
+def test_the_other_commands_and_the_python_functions_work_from_the_wheel(command, said, lab):
+    (lab.folder / "old.toml").write_text("max_steps = 3")
+    use = "import offbyone; print(offbyone.compose(['loss=focal'])['loss._target_'])"
+    (lab.folder / "use.py").write_text(use)
+    result = lab.run(command)
+    assert result.status == 0, result.screen
+    assert said in result.screen
+
+
 @pytest.fixture(scope="module")
 def interrupted(lab) -> Result:
     """Return a run that Ctrl-C stopped after its first checkpoints."""
@@ -148,7 +165,13 @@ def test_the_printed_command_resumes_the_run(interrupted, lab):
 def test_its_sweep_trains_and_ends_with_a_table(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]
-    brief = ["max_steps=1", "batch_size=16", "group_size=4", "model.warm_start=null"]
+    brief = [
+        "max_steps=1",
+        "batch_size=16",
+        "group_size=4",
+        "model.warm_start=null",
+        "evaluation=none",
+    ]
     result = lab.run([*TRAIN, "--config-name", "does_focal_help", *jobs, *brief])
     assert result.status == 0, result.screen
     (sweep,) = (lab.folder / "outputs" / "sweeps").iterdir()

@@ -60,7 +60,13 @@ def setting(folder):
 
 def remote(url: str, top_k: int) -> Endpoint:
     return Endpoint(
-        url=url, model="them", timeout=240.0, max_retries=0, top_k=top_k, sees_hint=False
+        url=url,
+        model="them",
+        api_key_variable=None,
+        timeout=240.0,
+        max_retries=0,
+        top_k=top_k,
+        sees_hint=False,
     )
 
 

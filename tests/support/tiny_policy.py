@@ -9,7 +9,9 @@ rollout logprob (`fixed`), so that they are the same however a batch is split.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -194,6 +196,8 @@ def reference(
             entropies=-(logprobs.exp() * logprobs).sum(-1)[mask[1:]].detach(),
             positions=row.first_position + torch.arange(len(own)),
             turns=torch.tensor(row.turns)[mask].long(),
+            rollout_ids=torch.full(own.shape, row.rollout_id),
+            group_ids=torch.full(own.shape, row.group_id),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
             candidate_logprobs=logprobs[mask[1:]].gather(-1, given),
@@ -208,6 +212,22 @@ def reference(
     gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return total, gradient
+
+
+def informed(
+    model: PreTrainedModel, rows: Sequence[WeightedRow], loss: Any, **given: Any
+) -> Callable[[Tokens], TokenLoss]:
+    """Return a loss with the statistics of all rows, or unchanged if it reads none."""
+    if not hasattr(loss, "statistics"):
+        return loss
+    found = []
+
+    def gather(tokens: Tokens) -> TokenLoss:
+        found.append(loss.statistics(tokens).detach())
+        return TokenLoss(0 * tokens.logprobs, {})
+
+    reference(model, rows, gather, **given)
+    return partial(loss, statistics=torch.stack(found).sum(0))
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:

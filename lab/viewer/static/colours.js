@@ -43,9 +43,9 @@ export const COLOURS = [
     name: "mismatch",
     reads: "mismatch",
     ends: ["0", "0.2 nats"],
-    scale: ["", "bad"],
+    scale: ["", "down"],
     means: "trainer against server, before the update",
-    paint: (token) => tint("bad", Math.abs(token.mismatch) / 0.2),
+    paint: (token) => tint("down", Math.abs(token.mismatch) / 0.2),
   },
   {
     name: "grad",

@@ -18,13 +18,17 @@ export function curve() {
     "×",
   );
   const low = h("span"),
-    high = h("span");
+    high = h("span"),
+    top = h("span"),
+    bottom = h("span"),
+    keys = h("span");
   const element = h(
     "figure",
     { class: "curve", title: "mean reward; click a step, or drag over several" },
     h("figcaption", {}, title, values, clear),
+    h("div", { class: "levels" }, top, bottom),
     picture,
-    h("div", { class: "ends" }, low, high),
+    h("div", { class: "ends" }, low, keys, high),
   );
   let steps = [],
     points = [];
@@ -48,17 +52,17 @@ export function curve() {
     picture.replaceChildren();
     const range = state.ranges.step;
     element.classList.toggle("filtered", Boolean(range));
-    title.textContent = "reward";
+    title.textContent = "mean reward";
     values.textContent = range ? of(points, range, state.source) : summary(points);
     if (!steps.length) return;
     const rewards = [...lines.training, ...lines.evaluation].map((point) => point[1]);
-    const [bottom, top] = [Math.min(0, ...rewards), Math.max(...rewards, 1e-9)];
+    const [least, most] = [Math.min(0, ...rewards), Math.max(...rewards, 1e-9)];
     const x = (step) =>
       PAD + ((WIDTH - 2 * PAD) * (step - steps[0])) / (steps.at(-1) - steps[0] || 1);
     const y = (reward) =>
-      HEIGHT - PAD - ((HEIGHT - 2 * PAD) * (reward - bottom)) / (top - bottom || 1);
+      HEIGHT - PAD - ((HEIGHT - 2 * PAD) * (reward - least)) / (most - least || 1);
     for (const share of [0, 0.5, 1]) {
-      const level = y(bottom + share * (top - bottom));
+      const level = y(least + share * (most - least));
       picture.append(svg("line", { x1: 0, x2: WIDTH, y1: level, y2: level, class: "grid" }));
     }
     if (range) {
@@ -82,6 +86,12 @@ export function curve() {
     }
     low.textContent = `step ${steps[0]}`;
     high.textContent = `${steps.at(-1)}`;
+    top.textContent = number(most, 2);
+    bottom.textContent = number(least, 2);
+    keys.replaceChildren(
+      lines.training.length ? h("span", { class: "key" }, "training") : "",
+      lines.evaluation.length ? h("span", { class: "key evaluated" }, "evaluations") : "",
+    );
   }
 
   // Choose the step before or after the chosen one.

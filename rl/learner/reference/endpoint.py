@@ -38,6 +38,7 @@ class Endpoint:
     Attributes:
         url: base URL of the server's OpenAI-compatible API, with /v1.
         model: name of the teacher on the server.
+        api_key_variable: environment variable that contains the server's key; None: no key.
         timeout: seconds for the request of one row.
         max_retries: retries of a request without response or with a server error.
         top_k: number of candidates at each token, if the loss compares distributions.
@@ -48,6 +49,7 @@ class Endpoint:
 
     url: str
     model: str
+    api_key_variable: str | None
     timeout: PositiveFloat
     max_retries: NonNegativeInt
     top_k: PositiveInt
@@ -73,7 +75,11 @@ class _RemoteTeacher(Reference):
     def _client(self, max_retries: int) -> HttpClient:
         timeout = self._endpoint.timeout
         return HttpClient(
-            timeout=timeout, max_retries=max_retries, max_concurrent=_REQUESTS, max_mib=_LARGEST_MIB
+            timeout=timeout,
+            max_retries=max_retries,
+            max_concurrent=_REQUESTS,
+            max_mib=_LARGEST_MIB,
+            api_key_variable=self._endpoint.api_key_variable,
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:

@@ -17,7 +17,9 @@ def call(monkeypatch, *arguments: str) -> None:
 def test_without_a_command_all_commands_are_listed(monkeypatch, capsys):
     call(monkeypatch)
     listed = capsys.readouterr().out
-    assert all(f"offbyone {name}" in listed for name in (*console.ENTRY_POINTS, "new"))
+    assert all(
+        f"offbyone {name}" in listed for name in (*console.ENTRY_POINTS, *console.FUNCTIONS, "new")
+    )
     assert all((SHIPPED / f"{n.replace('-', '_')}.py").exists() for n in console.ENTRY_POINTS)
 
 

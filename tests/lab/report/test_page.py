@@ -74,6 +74,23 @@ def test_the_page_loads_nothing_and_escapes_names(sweep):
     assert set(json.loads(specs[1])) == {"forest", "curves"}
 
 
+def test_the_forest_has_a_dot_for_each_run_with_its_seed_score_and_command(sweep):
+    text = (sweep / "report.html").read_text()
+    forest = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.S)[1])["forest"]
+    layers = forest["hconcat"][0]["layer"]
+    (marks,) = (one for one in layers if len(one["encoding"].get("tooltip", ())) == 4)
+    fields = [one["field"] for one in marks["encoding"]["tooltip"]]
+    assert fields == ["arm", "seed", "score", "view"]
+    dots = marks["data"].get("values") or forest["datasets"][marks["data"]["name"]]
+    assert len(dots) == 9
+    runs = {run.folder.name: run for run in read_sources([sweep]).runs}
+    for dot in dots:
+        run = runs[re.search(r"runs/([\w=.-]+)", dot["view"])[1]]
+        assert (dot["seed"], dot["arm"] in " ".join(run.overrides)) == (run.seed, True), dot
+    for arm in json.loads((sweep / "report.json").read_text())["arms"]:
+        assert [dot["score"] for dot in dots if dot["arm"] == arm["name"]] == arm["scores"]
+
+
 def test_numbers_and_figures_are_written_beside_it(sweep):
     lines = list(csv.DictReader((sweep / "report.csv").open()))
     assert len(lines) == 10

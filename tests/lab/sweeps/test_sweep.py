@@ -214,11 +214,11 @@ def test_a_job_that_submitit_queues_again_resumes(app):
     def jobs_at_work():
         return [record for record in records(app) if record.state == "running"]
 
-    def has_steps(record):
+    def has_results(record):
         return (Path(record.folder) / "metrics.jsonl").is_file()
 
     try:
-        assert wait_for(lambda: jobs_at_work() and all(map(has_steps, jobs_at_work())), 60)
+        assert wait_for(lambda: jobs_at_work() and all(map(has_results, jobs_at_work())), 60)
         victim, *_ = [pid for pid in below(process.pid) if is_at_work(pid)]
         os.kill(victim, signal.SIGUSR2)
         output, _ = process.communicate(timeout=120)

@@ -26,6 +26,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the viewer's pag
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs Chromium: make browser")
 expect = playwright.expect
+CONTRAST = (Path(__file__).parents[2] / "support" / "contrast.js").read_text()
 DEADLINE = 20_000  # milliseconds: the machine may have much else to do
 
 
@@ -232,6 +233,56 @@ def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
         expect(card).to_contain_text(re.compile("Training made it (more|less) probable"))
         page.keyboard.press("0")
         expect(page.locator(".token")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_enough_contrast(browser, address, scheme):
+    with looking(browser, f"{address}#open=training.1.4.1", color_scheme=scheme) as page:
+        expect(page.locator(".message")).to_have_count(5)
+        for key in "0123456tvr?":
+            page.keyboard.press(key)
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate(CONTRAST) == {}, key
+        # The strongest colours, which these tokens do not reach
+        strongest = """async () => {
+            const { COLOURS } = await import(`${location.pathname}static/colours.js`);
+            const value = { advantage: 1, entropy: 9, version: 0, mismatch: 9, grad: 1 };
+            const scales = { advantage: 1, grad: 1, step: 9 };
+            const sample = document.createElement("div");
+            for (const colour of COLOURS) for (const sign of [1, -1]) {
+                if (!colour.paint) continue;
+                const signed = { ...value, advantage: sign, grad: sign, ratio: 9 ** sign };
+                const token = document.createElement("span");
+                token.textContent = token.className = `token thinking ${colour.name}`;
+                token.style.background = colour.paint(signed, scales);
+                sample.append(token);
+            }
+            document.getElementById("help").close();
+            document.querySelector("#middle .body").append(sample);
+            return sample.children.length;
+        }"""
+        assert page.evaluate(strongest) == 12
+        assert page.evaluate(CONTRAST) == {}
+
+
+def test_the_reward_curve_has_a_scale_and_a_key(browser, address):
+    with looking(browser, address) as page:
+        expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
+        expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
+    with looking(browser, f"{address}#run=bare") as page:
+        expect(page.locator(".curve .ends > span")).to_have_text(
+            ["step 0", "trainingevaluations", "2"]
+        )
+
+
+def test_a_phone_shows_the_head_of_the_conversation_without_scrolling(browser, address):
+    with looking(browser, address) as page:
+        page.set_viewport_size({"width": 500, "height": 900})
+        head = page.locator("#middle .score").bounding_box()
+        assert head["y"] + head["height"] < 900
+        assert page.evaluate("document.documentElement.scrollWidth") <= 500
+        page.locator("#list").evaluate("list => list.scrollTop = 300")
+        expect(questions(page).last).to_be_visible()
 
 
 def test_rollouts_without_a_token_record_are_labelled_and_keep_the_advantage(

@@ -45,7 +45,17 @@ def several(loss: str = "distill", **teachers: Any) -> Changes:
 
 BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
 
+WHITEN = {"batch_credit": chosen("batch_credit", "whiten")}
+
 REFUSED: dict[str, tuple[Changes, str]] = {
+    "a batch credit that the critic would replace": (
+        {**PPO, **WHITEN},
+        "replaces the advantages of rl.rollouts.batch_credit.whiten: use batch_credit=none, or",
+    ),
+    "a batch credit that the loss does not read": (
+        {**SFT, **WHITEN},
+        "but losses.cross_entropy.cross_entropy reads none: use batch_credit=none",
+    ),
     "a refresh that nothing reads": (
         {"reference.refresh_every": 10},
         "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01",

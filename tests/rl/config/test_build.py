@@ -157,12 +157,14 @@ def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]
         ("x = 1\nclip = nothing * 2\n", "NameError: name 'nothing' is not defined"),
         ("import torch_of_nobody\n", "ModuleNotFoundError: No module named 'torch_of_nobody'"),
         ("def loss(tokens, *, clip: float):\n    retrun tokens\n", "SyntaxError: invalid syntax"),
+        # The innermost frame of this error is in Python's own <frozen importlib._bootstrap>.
+        ("from importlib import util\nx = util.module_from_spec(3)\n", "AttributeError: 'int' obj"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_line(source, sentence, modules):
     name = f"knobs_{len(source)}"
     (modules / f"{name}.py").write_text(source)
-    line = 1 if source.startswith("import") else 2
+    line = 1 if source.startswith("import ") else 2
     with pytest.raises(ValueError, match=sentence) as caught:
         _imported(name, f"{name}.loss")
     assert str(caught.value).startswith(f"{name}.loss cannot be imported: ")

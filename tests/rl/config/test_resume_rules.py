@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
@@ -202,3 +203,16 @@ def test_a_configuration_that_cannot_be_resumed_is_named(
     saved.write_bytes(content)
     problem = only_problem(changed(config, {"resume": True}))
     assert problem.startswith(f"{saved} {said}")
+
+
+def test_a_run_of_an_older_version_resumes_without_a_batch_credit_and_with_no_other(
+    config: dict[str, Any],
+) -> None:
+    saved = Folder(config).path / "config.yaml"
+    older = yaml.safe_load(saved.read_text())
+    del older["batch_credit"]
+    saved.write_text(yaml.safe_dump(older))
+    resumed = {**config, "resume": True}
+    assert not list(run_folder_problems(resumed))
+    (problem,) = run_folder_problems({**resumed, "batch_credit": chosen("batch_credit", "whiten")})
+    assert "batch_credit._target_ was rl.rollouts.batch_credit.none" in problem

@@ -218,9 +218,27 @@ def test_a_value_out_of_its_range_is_refused_by_its_key(
     assert problem.startswith(key)
 
 
+def test_a_loss_that_compares_rollouts_needs_room_for_a_group_in_a_micro_batch(
+    config: dict[str, Any], modules: Path
+) -> None:
+    (modules / "knobs_pairs.py").write_text("whole_groups = True\ndef mine(tokens): ...\n")
+    sizes = {"group_size": 16, "max_seq_len": 100, "batch_size": 64}
+    pairs = changed(config, {"loss": {"_target_": "knobs_pairs.mine"}, **sizes})
+    check(changed(pairs, {"trainer.tokens_per_micro_batch": 1600}))
+    small = {"trainer.tokens_per_micro_batch": 1599}
+    with pytest.raises(ConfigError, match=r"set trainer\.tokens_per_micro_batch=1600, or lower"):
+        check(changed(pairs, small))
+    check(changed(config, {**sizes, **small}))
+
+
 def test_the_ends_of_a_range_are_allowed(config: dict[str, Any]) -> None:
     check(changed(config, {"sampler.top_p": 0.01, "reference.refresh_mix": 1.0}))
     check(changed(config, {"loss": {**chosen("loss", "ppo_clip"), "dual_clip": 1.01}}))
+
+
+def test_an_evaluation_is_refused_by_name_where_the_sampler_has_no_temperature():
+    config = composed("loss=sft", "sampler=demonstrations", "evaluation=default")
+    assert only_problem(config).startswith("evaluation needs vLLM to sample answers")
 
 
 def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):

@@ -92,11 +92,14 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
 ) -> None:
     for path, node in nodes(config):
         for option in node.keys() & read(node["_target_"]).keys():
-            typo = f"{option}{option[-1]}"
-            node[typo] = node.pop(option)
+            typo, right = f"{option}{option[-1]}", dict(node)
+            node.clear()
+            # as the first key, before _target_
+            node |= {typo: right[option]} | {k: v for k, v in right.items() if k != option}
             with pytest.raises(ConfigError) as caught:
                 check(config)
-            node[option] = node.pop(typo)
+            node.clear()
+            node |= right
             (problem,) = caught.value.problems
             assert problem.startswith(
                 f"{path}.{typo} is not a key of {node['_target_']}: did you mean "

@@ -103,7 +103,7 @@ def own(modules: Path, config: dict[str, Any]) -> Any:
     _EXAMPLES_CACHE.clear()
 
     def put(group: str, text: str, name: str = "mine", **options: Any) -> dict[str, Any]:
-        module = f"knobs_own{len(list(modules.iterdir()))}"
+        module = f"rl_own{len(list(modules.iterdir()))}"  # begins with rl, but is not in rl/
         (modules / f"{module}.py").write_text(text)
         return changed(config, {group: {"_target_": f"{module}.{name}", **options}})
 
@@ -184,9 +184,9 @@ def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
     body: str, said: str, line: int, own: Any, modules: Path
 ) -> None:
     problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
-    assert problem.startswith("loss: knobs_own")
+    assert problem.startswith("loss: rl_own")
     assert said in problem
-    (file,) = modules.glob("knobs_own*.py")
+    (file,) = modules.glob("rl_own*.py")
     assert problem.endswith(f"({file}, line {line})")
 
 
@@ -194,6 +194,57 @@ def test_a_loss_that_works_only_with_several_updates_is_refused_for_one(own: Any
     old = "TokenLoss(-tokens.logprobs * (tokens.old_logprobs - 1).exp(), {})"
     problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    return {old}\n"))
     assert "raised TypeError: unsupported operand" in problem
+
+
+STATISTICS = (
+    HEAD
+    + """
+class Mine:
+    stays_near_reference = True
+    whole_groups = True
+    def statistics(self, tokens):
+        {body}
+    def __call__(self, tokens, statistics):
+        kept = (tokens.entropies > statistics[1] / statistics[0]).float()
+        rollouts = tokens.rollout_ids.unique(return_inverse=True)[1]
+        gap = tokens.logprobs - tokens.ref_logprobs
+        loss = -kept * tokens.advantages * gap.new_zeros(2).index_add(0, rollouts, gap)[rollouts]
+        return TokenLoss(loss, {{}})
+"""
+)
+SUMS = "return torch.stack([torch.ones_like(tokens.entropies), tokens.entropies]).sum(1)"
+
+
+def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_policy(
+    own: Any,
+) -> None:
+    config = own("loss", STATISTICS.format(body=SUMS), "Mine")
+    learned = learn(config)
+    fields = {"entropies", "rollout_ids", "logprobs", "ref_logprobs", "advantages"}
+    assert set(learned.loss_reads) == fields
+    check_learned(config, learned)
+    other = STATISTICS.format(body=SUMS).replace("stays_near", "runs_from")
+    config = own("loss", other, "Mine")
+    with pytest.raises(ConfigError, match="reference=initial is the policy itself"):
+        check_learned(config, learn(config))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (SUMS.replace("sum", "mean"), "do not add up to those of all tokens: return sums over"),
+        ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to those of all"),
+        (SUMS + " + 1", "of no tokens, that do not add up"),
+        (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
+        ("return 3.0", "has statistics() that return float 3.0: return finite sums [K]"),
+        (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
+        ("return tokens.entropy", "AttributeError: 'Tokens' object has no attribute 'entropy'"),
+    ],
+)
+def test_statistics_that_are_no_sums_over_tokens_are_refused(
+    body: str, said: str, own: Any
+) -> None:
+    assert said in the_problem(own("loss", STATISTICS.format(body=body), "Mine"))
 
 
 def test_every_name_that_the_run_logs_is_taken() -> None:
@@ -252,7 +303,7 @@ def test_an_advantage_that_a_run_cannot_use_is_refused(text: str, said: str, own
     with pytest.raises(ConfigError) as caught:
         learn(own("advantage", text))
     assert said in caught.value.problems[0]
-    assert caught.value.problems[0].startswith("advantage: knobs_own")
+    assert caught.value.problems[0].startswith("advantage: rl_own")
 
 
 ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
@@ -281,6 +332,23 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "aggregation",
             "def mine(lengths, groups):\n    return [1.0]\n",
             "1 numbers instead of 4",
+        ),
+        (
+            "batch_credit",
+            "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
+            "returned [[1], [1]] advantages",
+        ),
+        (
+            "batch_credit",
+            "def mine(groups):\n    count = 1 / sum(len(g.credits) for g in groups)\n"
+            "    return [g.credits for g in groups]\n",
+            "ZeroDivisionError: division by zero, called with groups with the rewards []",
+        ),
+        (
+            "batch_credit",
+            "from dataclasses import replace\ndef mine(groups):\n    return [[replace(c, "
+            "advantages=(float('nan'),)) for c in g.credits] for g in groups]\n",
+            "returned nan instead of a number",
         ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
@@ -335,7 +403,7 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
     with pytest.raises(ConfigError) as caught:
         learn(own(group, text))
     assert said in caught.value.problems[0], caught.value.problems
-    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: knobs_own")
+    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
 
 
 BY_TOKEN = (
@@ -399,6 +467,7 @@ FACTS = {
         "aggregation_weighs_sequences": {"sequence_mean"},
     },
     "correction": {"correction_is_neutral": {"none"}},
+    "batch_credit": {"batch_credit_is_neutral": {"none"}},
     "truncation": {
         "truncation_lowers_rewards": {"penalty"},
     },
@@ -495,7 +564,7 @@ def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(
     config = own("loss", LOSSES, "by_hand")
     kept = _cache_file(_inputs(config))
     assert _cache_file(_inputs({**config, "seed": 5})) == kept
-    assert _cache_file(_inputs(changed(config, {"loss._target_": "knobs_own.other"}))) != kept
+    assert _cache_file(_inputs(changed(config, {"loss._target_": "rl_own.other"}))) != kept
     assert _cache_file(_inputs(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
     with monkeypatch.context() as patch:
         patch.setattr("rl.dry_call.child.version", lambda name: f"another {name}")

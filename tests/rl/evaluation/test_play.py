@@ -11,7 +11,7 @@ import pytest
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
-from rl.evaluation.play import choose_examples, play, write_rollouts
+from rl.evaluation.play import _examples_per_pool, choose_examples, play, write_rollouts
 from rl.evaluation.summary import Played, advice, summarise
 from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
@@ -43,6 +43,22 @@ def ids(chosen: list[Example]) -> list[tuple[str, int]]:
 def test_a_mixture_is_evaluated_by_its_weights():
     chosen = choose_examples(Mixture(), "eval", 6)
     assert sorted(example.env for example in chosen) == ["a"] * 4 + ["b"] * 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "count", "expected"),
+    [
+        ((1.0, 3.0), 1, [0, 1]),  # the heavier pool first
+        ((1.0, 3.0), 3, [1, 2]),
+        ((1.0, 3.0), 4, [1, 3]),
+        ((5.0, 3.0, 2.0), 2, [1, 1, 0]),
+        ((5.0, 3.0, 2.0), 10, [5, 3, 2]),
+        ((1.0, 9.0), 9, [3, 6]),  # all six of the heavier pool, and the rest from the other
+    ],
+)
+def test_each_number_of_examples_is_divided_as_the_weights_are(weights, count, expected):
+    pools = [Pool(weight, examples(str(i), 6)) for i, weight in enumerate(weights)]
+    assert _examples_per_pool(pools, count) == expected
 
 
 def test_the_same_examples_come_each_time_and_more_hold_the_fewer():

@@ -2,6 +2,11 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -163,6 +168,23 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
     assert flags["--middleware"] == GUARD
     assert flags["--served-model-name"] == "policy"
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+def test_the_temporary_folder_of_serve_external_is_deleted_when_vllm_and_its_workers_have_ended():
+    program = (
+        "import os; from rl.inference.serve_external import temporary_folder as made;"
+        "folder = made(); open(f'{folder}/socket', 'w').close(); print(folder, flush=True);"
+        "os.execv('/bin/sh', ['sh', '-c', 'sleep 100 & echo $!; wait'])"
+    )
+    vllm = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    folder, worker = Path(vllm.stdout.readline().strip()), int(vllm.stdout.readline())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    vllm.kill()
+    vllm.wait()
+    assert (folder / "socket").exists()
+    os.kill(worker, signal.SIGKILL)
+    while folder.exists():
+        time.sleep(0.01)
 
 
 RIGHT, WRONG = (b"authorization", b"Bearer right"), (b"authorization", b"Bearer wrong")

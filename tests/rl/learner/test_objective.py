@@ -1,6 +1,7 @@
 """Value and gradient of the objective do not depend on how the batch is split, in float64."""
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from losses import aggregation
 from losses.correction import tis_sequence
 from losses.kl import k3
-from rl.config.build import build
+from rl.config.build import component
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch
@@ -34,7 +35,7 @@ SPLITS = [(1, 10_000), (1, 60), (1, 1), (2, 45), (3, 30), (3, 1)]  # ranks, toke
 
 def shipped(name):
     """The loss with the knobs of its YAML."""
-    return build(chosen("loss", name))
+    return component(chosen("loss", name))
 
 
 def own_aggregation(name):
@@ -85,13 +86,22 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
     model.zero_grad()
     total, count = 0.0, 0
     shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
-    for micro in (micro for share in shares for micro in share.micro_batches):
-        batch = tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old)
-        logprobs, entropies, candidates = module(
-            *(batch.token_ids, batch.mask, tiny_policy.TEMPERATURE),
-            entropies=True,
-            candidates=batch.candidates,
-        )
+    micros = [micro for share in shares for micro in share.micro_batches]
+    batches = [
+        tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old) for micro in micros
+    ]
+
+    def outputs(batch):
+        given = (batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
+        return module(*given, entropies=True, candidates=batch.candidates)
+
+    if hasattr(objective.token_loss, "statistics"):
+        seen = [batch.with_outputs(*outputs(batch)) for batch in batches]
+        found = torch.stack([objective.token_loss.statistics(each) for each in seen]).sum(0)
+        bound = partial(objective.token_loss, statistics=found.detach())
+        objective = replace(objective, token_loss=bound)
+    for batch in batches:
+        logprobs, entropies, candidates = outputs(batch)
         value, metrics = objective(batch, logprobs, entropies, 0.3, candidates)
         value.backward()
         total += float(value.detach())
@@ -109,7 +119,8 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
     objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
     rows = weighted_rows(groups, AGGREGATIONS[weights])
     extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
-    value, gradient = tiny_policy.reference(model, rows, shipped(loss), extras[0], old=extras[1])
+    plain = tiny_policy.informed(model, rows, shipped(loss), old=extras[1])
+    value, gradient = tiny_policy.reference(model, rows, plain, extras[0], old=extras[1])
     assert tiny_policy.flat(gradient).norm() > 0.01
     counts = set()
     for seed, (ranks, budget) in enumerate(SPLITS):

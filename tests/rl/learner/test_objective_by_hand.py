@@ -24,6 +24,7 @@ ROWS = MicroBatch(
     token_versions=np.array([[-1, 6, 7], [-1, 7, -1]], np.int32),
     turns=np.array([[-1, 0, 1], [-1, 3, -1]], np.int32),
     rollout_ids=np.array([4, 2], np.int32),
+    group_ids=np.array([1, 0], np.int32),
     first_positions=np.array([0, 5], np.int32),
     row_numbers=np.array([0, 1], np.int32),
 )
@@ -64,6 +65,7 @@ def test_the_weighted_sum_of_losses_and_what_a_loss_sees():
     assert rows.staleness.tolist() == [2, 1, 1]
     assert rows.sequence_ids.tolist() == [0, 0, 1]
     assert rows.rollout_ids.tolist() == [4, 4, 2]
+    assert rows.group_ids.tolist() == [1, 1, 0]
     logprobs, seen = own(), []
 
     def noted(tokens):

@@ -157,6 +157,7 @@ def endpoint(url, folder, max_retries=0, top_k=0):
     remote = Endpoint(
         url=url,
         model="teacher",
+        api_key_variable=None,
         timeout=10.0,
         max_retries=max_retries,
         top_k=top_k,
@@ -318,7 +319,13 @@ def test_each_environment_s_rows_are_scored_by_its_own_teacher(serve, folder):
     """ "words" by the server, "maths" by the folder; then both the other way round."""
     url, seen = serve(likeliest=likely(-0.5, -1.5, -2.5))
     remote = Endpoint(
-        url=url, model="teacher", timeout=10.0, max_retries=0, top_k=3, sees_hint=False
+        url=url,
+        model="teacher",
+        api_key_variable=None,
+        timeout=10.0,
+        max_retries=0,
+        top_k=3,
+        sees_hint=False,
     )
     alone = {
         "remote": started(remote, folder).score([batch()])[0],
@@ -348,7 +355,13 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, True]])
     rows = Rows(token_ids, mask, ("words", "maths", "words"))
     remote = Endpoint(
-        url=url, model="teacher", timeout=10.0, max_retries=0, top_k=3, sees_hint=False
+        url=url,
+        model="teacher",
+        api_key_variable=None,
+        timeout=10.0,
+        max_retries=0,
+        top_k=3,
+        sees_hint=False,
     )
     teachers = {"maths": frozen(folder), "words": remote}
     (found,) = PerEnvironment(teachers=teachers).start(setting(folder)).score([rows])
@@ -377,6 +390,7 @@ def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt
         token_versions=np.zeros((1, 5), np.int32),
         turns=np.zeros((1, 5), np.int32),
         rollout_ids=np.zeros(1, np.int32),
+        group_ids=np.zeros(1, np.int32),
         first_positions=np.zeros(1, np.int32),
         row_numbers=np.zeros(1, np.int32),
         envs=("words",),

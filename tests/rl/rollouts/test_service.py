@@ -61,6 +61,8 @@ class Dispatcher:
 
 def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -> RolloutService:
     run = SimpleNamespace(
+        batch_credit=chosen("batch_credit", "none"),
+        loss=chosen("loss", "cispo"),
         aggregation=aggregation,
         record=chosen("record", record),
         learned=learned(),

@@ -165,3 +165,28 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
     assert {name[:11] for name in names(folder.tokens)} == {"step_000003"}
     assert names(folder.dropped_rollouts) == {"step_000004.jsonl", "step_000012.jsonl"}
     assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "has_results", "is_run"),
+    [
+        ("metrics.jsonl", "{}\n", True, True),
+        ("metrics.jsonl", "", False, True),
+        ("summary.json", "{}", True, False),
+        ("rollouts.jsonl", "{}\n", True, True),
+        ("checkpoints/step_000010/hf/x", "", True, False),
+        ("checkpoints/.step_000010/hf/x", "", False, False),
+        ("rollouts/step_000000.jsonl", "{}\n", False, True),
+        ("evaluations/version_000000.jsonl", "{}\n", False, True),
+        ("config.yaml", "a: 1\n", False, True),
+        ("logs/trainer.rank0.log", "an error\n", False, False),
+    ],
+)
+def test_some_files_are_results_and_some_make_a_folder_a_run(
+    name, content, has_results, is_run, tmp_path
+):
+    run_folder = RunFolder(tmp_path)
+    assert (run_folder.has_results(), run_folder.is_run) == (False, False)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert (run_folder.has_results(), run_folder.is_run) == (has_results, is_run)

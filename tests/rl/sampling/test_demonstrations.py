@@ -75,6 +75,8 @@ def spans(row):
 def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
     (row,) = tokenize(RENDERER, MANY_TURNS, 1000)
     assert spans(row) == ["eno<|im_end|>", CALLED, "zwei 🙂<|im_end|>"]
+    assert list(dict.fromkeys(row.turns[row.completion_mask])) == [0, 1, 2]
+    assert set(row.turns[~row.completion_mask]) == {-1}
     prompt = RENDERER.render_ids(MANY_TURNS[:-1], add_generation_prompt=True)
     assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
 
@@ -93,6 +95,7 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_p
     said = [spans(row) for row in rows]
     assert said == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
     assert "hm" not in TOKENIZER.decode(rows[1].token_ids)
+    assert [set(row.turns[row.completion_mask]) for row in rows] == [{0}, {1}]
 
 
 def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths():

@@ -13,7 +13,10 @@ from rl.runtime.status import read_statuses
 from rl.supervisor import replicas as module
 from rl.supervisor.replicas import Replicas
 
-KILLED = "ended with status -9 (killed, perhaps by the kernel because memory ran out)"
+KILLED = (
+    "ended with status -9 (killed, perhaps by the kernel because memory ran out: "
+    "docs/troubleshooting.md, memory)"
+)
 NAMES = ("inference0", "inference1")
 
 

@@ -37,7 +37,9 @@ from tests.support.replicas import inference
 
 EMPTY = MicroBatch(
     **{name: np.zeros((1, 2), column.dtype) for name, column in columns_of(MicroBatch).items()},
-    **dict.fromkeys(("rollout_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)),
+    **dict.fromkeys(
+        ("rollout_ids", "group_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)
+    ),
 )
 EVALUATION = {
     "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
@@ -147,6 +149,24 @@ def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
     assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
     asked = [(c.step, c.shares_prefixes) for c in calls if c.what == "next_batch"]
     assert asked == [(3, True), (4, True), (5, True)]
+
+
+def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(
+    folder, calls, saved, answers
+):
+    numbers = {"train/tokens": 500.0, "rollout/forks": 2.0}
+
+    def batch(call: Call) -> Answer:
+        made = RankBatch(step=call.step, micro_batches=(EMPTY,), metrics=numbers)
+        return Answer(value=msgspec.Raw(pack(made)))
+
+    answers["next_batch"] = batch
+    Rehearsal(folder, start=0, max_steps=2, checkpoint_every=0).train()
+    rows = read_metrics(folder)
+    assert [row["train/policy_version"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row | numbers | STATS == row
+        assert row["rollout/tokens_per_s"] == pytest.approx(500.0 / row["time/step"])
 
 
 def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):

@@ -1,0 +1,11 @@
+"""Compute other losses on recorded batches: python compare_losses.py outputs/run loss=gspo,dapo
+
+`python compare_losses.py --help` lists the keys; docs/compare-losses.md explains each number.
+"""
+
+import sys
+
+from lab.losses.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

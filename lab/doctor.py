@@ -1,0 +1,58 @@
+"""offbyone doctor: check this machine, and say what to install or change."""
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from envs.loading import cache_folder
+from rl.model.shape import GIB
+from rl.placement.installed import device_problem
+from rl.runtime.devices import Host, this_host
+
+_FEW_FILES, _LITTLE_SPACE = 4096, 5 * GIB
+_CONFINE = (
+    "from envs.sandbox.confinement import confine; "
+    "confine(memory_mb=512, packages=[], allow_without_landlock=False)"
+)
+
+
+def main(_: list[str]) -> str:
+    """Return one line per check. Exit with status 1 if a check fails."""
+    lines = list(checks(this_host()))
+    text = "\n".join(f"{name:<14}  {problem or found}" for name, found, problem in lines)
+    if any(problem for _, _, problem in lines):
+        sys.exit(text)
+    return text
+
+
+def checks(host: Host) -> Iterator[tuple[str, str, str]]:
+    """Yield name, finding and problem ("" if there is none) of each check."""
+    compiler = shutil.which(os.environ.get("CXX", "c++")) or ""
+    advice = "missing, but DeepSpeed compiles an op at its first start: install g++, or set CXX"
+    yield "C++ compiler", compiler, "" if compiler else advice
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    advice = "" if header.exists() else f"{header} is missing: install the package python3-dev"
+    yield "Python headers", str(header), advice
+    driver = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
+    several = len(host.devices) > 1
+    yield "GPUs", driver, device_problem(host, needs_vllm=True, several=several) or ""
+    memory = f"{(host.free_memory or 0) / GIB:.0f} of {(host.memory or 0) / GIB:.0f} GiB are free"
+    yield "memory", f"{memory}; offbyone plan shows what a run needs", ""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
+    advice = f"at most {hard}: raise the hard limit (docs/troubleshooting.md, open files)"
+    yield "open files", f"at most {hard}", advice if 0 <= hard < _FEW_FILES else ""
+    for name, folder in (("disk", Path.cwd()), ("cache", cache_folder().absolute())):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        advice = f"only {free / GIB:.1f} GiB are free in {folder}: models may not fit"
+        yield name, f"{free / GIB:.0f} GiB are free", advice if free < _LITTLE_SPACE else ""
+    command = [sys.executable, "-c", _CONFINE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+    problem = f"env=math-python cannot run here: {reason}" if done.returncode else ""
+    yield "sandbox", "Landlock and seccomp confine the code of policies", problem

@@ -1,0 +1,123 @@
+"""offbyone from-toml file.toml: print the command for a TOML file of verifiers or prime-rl.
+
+The tables of docs/from-verifiers.md are the mapping. In their last column, clauses are separated by
+semicolons. A clause that begins with overrides, such as "`model=hf` and `model.path`", is
+translated. A clause "linear: `...`" is only for that value. Other texts are printed as they are.
+"""
+
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rl.config.shipped import CONF, SHIPPED
+from rl.runtime.start_record import quoted
+
+# Documents of the page that are TOML files -> the command without the overrides of the file.
+_COMMANDS = {
+    "prime-rl": ["offbyone", "train"],
+    "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
+    "hosted": ["offbyone", "train"],
+    "gepa": ["offbyone", "optimize-prompt"],
+}
+_ONLY_IF = re.compile(r"([\w-]+): (?=`)")
+_ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
+
+
+def main(arguments: list[str]) -> str:
+    """Return the command for the file that the arguments name, and what has no counterpart."""
+    if len(arguments) != 1:
+        sys.exit("usage: offbyone from-toml <file>")
+    try:
+        return translated(Path(arguments[0]).read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{arguments[0]} cannot be read: {error}")
+
+
+def translated(text: str) -> str:
+    """Return the command for a TOML file, and a line for each key that it leaves out."""
+    given = list(_leaves(tomllib.loads(text)))
+    documents = _documents((SHIPPED / "docs" / "from-verifiers.md").read_text())
+    name = max(_COMMANDS, key=lambda name: sum(key in documents[name] for key, _ in given))
+    overrides, notes = [], []
+    if is_mixture := [key for key, _ in given].count("env.id") > 1:
+        notes = ["several environments: copy conf/env/three-tasks.yaml, and choose it with env="]
+    for key, value in given:
+        if not (is_mixture and key.startswith("env.")):
+            found, note = _translated(key, value, documents[name])
+            overrides += found
+            notes += [f"{key} = {value}: {note}"] if note else []
+    if "env=verifiers" in overrides:
+        foreign = [o for o in overrides if o.startswith("env.") and not o.startswith("env.id=")]
+        overrides = [o for o in overrides if o not in foreign]
+        notes += [
+            f"{o}: env=verifiers passes the options of its package in env.args" for o in foreign
+        ]
+    both = {"truncation=mask", "truncation=zero_reward"}
+    if both <= set(overrides):
+        overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
+    command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
+    return "\n".join([command, *(f"# {note}" for note in notes)])
+
+
+def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each dotted key and its value. Tables of one array have the same keys."""
+    for key, value in node.items():
+        tables = value if isinstance(value, list) else [value]
+        for table in tables if all(isinstance(table, dict) for table in tables) else ():
+            yield from _leaves(table, f"{path}{key}.")
+        if not any(isinstance(table, dict) for table in tables):
+            yield f"{path}{key}", value
+
+
+def _documents(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
+    """Return document -> key -> all keys of the key's row, and the row's last column."""
+    documents = {}
+    for section in page.split("\n## ")[1:]:
+        lines = [line.strip("|").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
+        rows = [(re.findall(r"`([^`]+)`", keys), here.strip()) for keys, _, here in lines]
+        found = {key: (keys, here) for keys, here in rows for key in keys}
+        documents[section.partition(":")[0]] = found
+    return documents
+
+
+def _translated(
+    key: str, value: Any, rows: dict[str, tuple[list[str], str]]
+) -> tuple[list[str], str]:
+    """Return the overrides for one key of the file, and what the user must know about it."""
+    name = str(value).rpartition("/")[2]
+    if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
+        return [f"env={name}"], f"env={name} is offbyone's own; env=verifiers takes the package"
+    if key.startswith("inference.args.") and key not in rows:
+        return [f"+{key}={_hydra(value)}"], ""
+    if key not in rows:
+        return [], "docs/from-verifiers.md does not name this key"
+    keys, here = rows[key]
+    fixed, named, is_condition_met = [], [], False
+    for clause in here.split("; "):
+        condition = _ONLY_IF.match(clause)
+        if condition and condition[1] != str(value).lower():
+            continue
+        is_condition_met |= condition is not None
+        at = condition.end() if condition else 0
+        while item := _ITEM.match(clause, at):
+            (fixed if "=" in item[1] else named).append(item[1])
+            at = item.end()
+    if value is False and fixed and not is_condition_met:
+        return [], ""  # the row is about true
+    if len(named) == len(keys):
+        named = [named[keys.index(key)]]
+    chosen = [*fixed, *(f"{option}={_hydra(value)}" for option in named[:1])]
+    return chosen, "" if chosen else here
+
+
+def _hydra(value: Any) -> str:
+    """Return a value as Hydra's command line writes it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    return quoted(str(value))

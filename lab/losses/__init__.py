@@ -1,0 +1,1 @@
+"""Compute losses on recorded batches, without a model, and compare their gradients."""

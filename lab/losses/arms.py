@@ -1,0 +1,216 @@
+"""The losses to compare: the run's own, and those of the command line.
+
+    loss=gspo,dapo correction=none      two losses, composed with the run's own command line
+
+An arm may change the keys of `CHANGEABLE`. All other keys cannot change the gradient of recorded
+tokens by log pi.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from torch import Tensor
+
+from lab.cli.hydra_errors import explain_hydra_error
+from lab.cli.launch import resolved
+from lab.losses.recorded import RecordedBatch, rollout_lines
+from losses.groups import ScoredGroup
+from losses.tokens import Tokens
+from rl.config.build import build, component
+from rl.config.learned import Learned
+from rl.config.schema import Run
+from rl.config.shipped import CONF
+from rl.dry_call.learn import completed
+from rl.learner.objective import Objective
+from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import read_overrides, read_record
+
+CHANGEABLE = ("loss", "correction", "kl", "aggregation", "advantage")
+RECORDED = "as recorded"
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """A loss with its correction, divergence, aggregation and advantage."""
+
+    name: str
+    run: Run
+    base: Run  # the run that recorded the tokens
+    ignored: tuple[str, ...] = ()  # other keys that the arm's choices change, without effect here
+
+    @property
+    def changes(self) -> list[str]:
+        """The keys in which this arm differs from the run."""
+        return [key for key in CHANGEABLE if not self._same(key)]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if this arm needs a quantity that the token record does not contain."""
+        if Learned.of(self.run).compares_distributions:
+            raise ValueError(f"{self.name}: this loss compares distributions: it needs the model")
+        if not self._same("advantage"):
+            is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
+            if (
+                "estimator" in self.base.critic
+                or is_penalised
+                or self.base.reward["normalise_each"]
+            ):
+                raise ValueError(
+                    f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
+                    "normalised rewards, so a new advantage cannot be computed from the rewards"
+                )
+        if not self._same("aggregation") and self.base.record.get("num_groups", 0) is not None:
+            raise ValueError(
+                f"{self.name}: token weights depend on the whole batch, but the run recorded only "
+                "some of its groups: train with record=all"
+            )
+
+    def _same(self, key: str) -> bool:
+        return getattr(self.run, key) == getattr(self.base, key)
+
+    def gradient(
+        self, batch: RecordedBatch, folder: RunFolder, beta: float
+    ) -> tuple[float, Tensor]:
+        """Return the objective and its gradient [N] by log pi, summed over the recorded tokens.
+
+        `beta`: the weight of a KL penalty whose weight adapts, unless this arm sets its own.
+        """
+        tokens, kl = batch.tokens, build(self.run.kl)()
+        if self.run.kl["beta"] and tokens.ref_logprobs is None:
+            raise ValueError(f"{self.name}: the run recorded no reference logprobs: leave kl out")
+        if not self._same("advantage"):
+            tokens = _with_advantages(batch, folder, self.run, self.name)
+        weights = batch.weights if self._same("aggregation") else _weights(self.run, batch)
+        objective = Objective(
+            build(self.run.loss), build(self.run.correction), kl, self.run.entropy_bonus
+        )
+        logprobs = tokens.logprobs.clone().requires_grad_()
+        beta = beta if self._same("kl") else kl.beta
+        loss, _ = objective.per_token(tokens, logprobs, tokens.entropies, beta)
+        value = (weights.to(loss.dtype) * loss).sum()
+        value.backward()
+        assert logprobs.grad is not None
+        return value.item(), logprobs.grad
+
+
+def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
+    """Return the run's own arm, and one arm per combination of the values in `words`.
+
+    Raises:
+        ValueError: an override changes another key, or a loss is not usable.
+    """
+    base = Run.load(folder.config)
+    arms = [Arm(RECORDED, base, base)]
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    for override in parsed:
+        key = override.get_key_element().lstrip("+~").split("@")[0].split(".")[0]
+        if key not in CHANGEABLE:
+            raise ValueError(f"{key} cannot be compared: choose from {', '.join(CHANGEABLE)}")
+    values = [
+        [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+        if one.is_sweep_override()
+        else [str(one.input_line)]
+        for one in parsed
+    ]
+    before = _composed(folder, []) if words else {}
+    for chosen in product(*values) if words else ():
+        config = _composed(folder, list(chosen))
+        others = config.keys() - {*CHANGEABLE, "run_name"}
+        ignored = sorted(key for key in others if config[key] != before.get(key))
+        arms.append(Arm(" ".join(chosen), completed(config), base, tuple(ignored)))
+    return arms
+
+
+def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
+    """Return the run's configuration, composed again with these overrides."""
+    record = read_record(folder)
+    flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
+    home = Path(str(record.get("started_in", ".")))
+    own = [home / flags.config_dir] if flags.config_dir else []
+    own += [
+        path for path in dict.fromkeys((home / "conf", Path("conf").resolve())) if path.is_dir()
+    ]
+    for path in (str(home), str(Path.cwd())):
+        if path not in sys.path:
+            sys.path.append(path)  # the user's modules
+    folders = ",".join(f"file://{path}" for path in [*own, CONF])
+    keys = {word.partition("=")[0].split("@")[0] for word in words}
+    kept = [
+        word
+        for word in read_overrides(folder)
+        if not keys & {word.lstrip("+~").partition("=")[0].split("@")[0].split(".")[0]}
+    ]
+    primary = own[0] if flags.config_name and own else CONF
+    try:
+        with initialize_config_dir(str(primary), version_base=None):
+            lines = [f"hydra.searchpath=[{folders}]", *kept, *words]
+            config = compose(flags.config_name or "train", lines, return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            return resolved(config)
+    except HydraException as error:
+        raise explain_hydra_error(error, words) from error
+
+
+def _weights(run: Run, batch: RecordedBatch) -> Tensor:
+    """Return the token weights [N] by the run's aggregation over the recorded rollouts."""
+    places = {id: place for place, id in enumerate(dict.fromkeys(batch.rollout_ids))}
+    rows = torch.tensor([places[id] for id in batch.rollout_ids])
+    rollouts, turns = rows[batch.tokens.sequence_ids], batch.tokens.turns  # [N]
+    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in places.values()]
+    by_turn = Learned.of(run).aggregation_takes_turns
+    lengths = counts if by_turn else [sum(numbers) for numbers in counts]
+    groups = [int(id.split(".")[0]) for id in places]
+    weights = build(run.aggregation)(lengths, groups)
+    of_turn = weights if by_turn else [[weight] for weight in weights]
+    pairs = zip(rollouts.tolist(), turns.tolist(), strict=True)
+    return torch.tensor([of_turn[i][turn if by_turn else 0] for i, turn in pairs])
+
+
+def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
+    """Return the tokens with the advantages of the recorded rewards by the run's advantage.
+
+    The rewards are those after truncation and shaping, as the run computed them.
+    """
+    lines = rollout_lines(folder, batch.step)
+    groups: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for id in dict.fromkeys(batch.rollout_ids):
+        groups[lines[id]["group"]] = []
+    for line in lines.values():
+        if line["group"] in groups:
+            groups[line["group"]].append(line)
+    advantage, numbers = component(run.advantage), dict[str, Any]()
+    for members in groups.values():
+        if any(line.get("turn_rewards") for line in members):
+            raise ValueError(f"{name}: the rewards by turn of this run cannot be weighted again")
+        rewards = [line["shaped_reward"] for line in members]
+        group = ScoredGroup(
+            rewards=rewards,
+            turn_rewards=[
+                None if reward is None else [*[0.0] * (max(line["turns"], 1) - 1), reward]
+                for line, reward in zip(members, rewards, strict=True)
+            ],
+            named_rewards=[line["rewards"] for line in members],
+            lengths=[line["tokens"] for line in members],
+            rollouts=[SimpleNamespace(**line) for line in members],
+        )
+        numbers |= zip([line["id"] for line in members], advantage(group), strict=True)
+    learned, tokens = Learned.of(run), batch.tokens
+    places = tokens.turns if learned.advantage_by_turn else tokens.positions
+    is_number = not (learned.advantage_by_turn or learned.advantage_by_token)
+    ids = [batch.rollout_ids[row] for row in tokens.sequence_ids.tolist()]
+    values = [
+        numbers[id] if is_number else numbers[id][place]
+        for id, place in zip(ids, places.tolist(), strict=True)
+    ]
+    return replace(tokens, advantages=torch.tensor(values, dtype=tokens.advantages.dtype))

@@ -1,0 +1,165 @@
+"""The command line of compare_losses.py."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lab.losses.arms import CHANGEABLE, Arm, arms_of
+from lab.losses.differences import Difference, difference, largest
+from lab.losses.page import write_page
+from lab.losses.recorded import RecordedBatch, num_updates, recorded_steps, recorded_tokens
+from lab.viewer.token_record import pieces, tokenizer_of
+from rl.config.schema import ConfigError
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
+from rl.runtime.text import printable
+
+USAGE = f"""\
+Compute other losses on the batches that a run recorded, without a model:
+
+    python compare_losses.py outputs/run loss=gspo,dapo           every recorded step
+    python compare_losses.py outputs/run loss=mine steps=40..60   some steps
+    python compare_losses.py outputs/run loss.clip_high=0.2,0.4 correction=none,tis_token
+
+Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
+
+    steps=40..60      first and last step (default: all recorded steps)
+    tokens=10         tokens to print for each loss
+    out=losses.html   the page (default: in the run's folder)
+
+docs/compare-losses.md explains each number."""
+COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
+_OPTIONS = ("steps", "tokens", "out")
+
+
+def main(words: list[str]) -> int:
+    """Run compare_losses.py with these arguments, and return the exit status."""
+    if not words or {"-h", "--help"} & set(words):
+        print(USAGE)  # noqa: T201
+        return 0 if words else 2
+    folder, *rest = words
+    options = dict(w.split("=", 1) for w in rest if w.split("=", 1)[0] in _OPTIONS)
+    arms = [word for word in rest if word.split("=", 1)[0] not in _OPTIONS]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)  # wide enough for whole numbers in a file
+    try:
+        _compare(RunFolder(Path(folder)), arms, options, console)
+    except (ValueError, OSError) as error:
+        text = str(error) if isinstance(error, ConfigError) else f"- {error}"
+        print(f"these losses cannot be compared:\n{printable(text)}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
+    steps = recorded_steps(folder)
+    if not folder.config.is_file() or not steps:
+        what = "has no token record" if folder.config.is_file() else "is not the folder of a run"
+        raise ValueError(f"{folder} {what}: name a run that trained with record=all")
+    if text is None:
+        return steps
+    first, _, last = text.partition("..")
+    if not first.isdecimal() or not (last or first).isdecimal():
+        raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60")
+    chosen = [step for step in steps if int(first) <= step <= int(last or first)]
+    if not chosen:
+        raise ValueError(f"steps={text}: the run recorded the steps {steps[0]} to {steps[-1]}")
+    return chosen
+
+
+def _compare(
+    folder: RunFolder, words: list[str], options: dict[str, str], console: Console
+) -> None:
+    steps = _chosen_steps(folder, options.get("steps"))
+    count = options.get("tokens", "10")
+    if not count.isdecimal():
+        raise ValueError(f"tokens={count}: give the number of tokens to print")
+    arms = arms_of(folder, words)
+    batches = [
+        recorded_tokens(folder.path, step, update)
+        for step in steps
+        for update in range(num_updates(folder, step))
+    ]
+    betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
+    results = [
+        [arm.gradient(batch, folder, betas.get(batch.step, 0.0)) for batch in batches]
+        for arm in arms
+    ]
+    grads = [[gradient for _, gradient in one] for one in results]
+    rows = [
+        _row(arm.name, _difference(results[0], one)) for arm, one in zip(arms, results, strict=True)
+    ]
+    basis = _basis(batches, grads[0])
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(basis, table, sep="\n\n", markup=False)
+    tokenizer, _ = tokenizer_of(folder)
+    for arm, own in zip(arms[1:], grads[1:], strict=True):
+        places = largest(grads[0], own, int(count))
+        _print_tokens(console, arm, batches, grads[0], own, places, tokenizer)
+    page = Path(options.get("out") or folder.path / "losses.html")
+    shown = {"run": folder.name, "basis": basis, "columns": COLUMNS, "rows": rows}
+    write_page(page, arms, batches, grads, tokenizer, **shown)
+    console.print(f"\npage    {page}", markup=False)
+
+
+def _difference(base: Sequence[Any], arm: Sequence[Any]) -> Difference:
+    ours, theirs = (torch.cat([gradient for _, gradient in one]) for one in (base, arm))
+    return difference(ours, theirs, sum(value for value, _ in arm) / len(arm))
+
+
+def _row(name: str, one: Difference) -> tuple[str, ...]:
+    shares = (one.agree, one.opposite, one.only_base, one.only_arm)
+    numbers = (f"{one.objective:.5g}", f"{one.cosine:.4f}", f"{one.norm:.4g}")
+    return (name, *numbers, *(f"{100 * share:.1f} %" for share in shares))
+
+
+def _basis(batches: Sequence[RecordedBatch], grads: Sequence[Tensor]) -> str:
+    """Return what was compared, and how exactly the recorded gradients were repeated."""
+    most = max(batch.grads.abs().max().item() for batch in batches)
+    pairs = zip(grads, batches, strict=True)
+    gap = max((grad - batch.grads).abs().max().item() for grad, batch in pairs)
+    num_tokens = sum(len(batch.weights) for batch in batches)
+    untrained = sum(batch.num_untrained for batch in batches)
+    left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
+    exact = f"{gap / most:.1g} of the largest" if most else "without any gradient"
+    return (
+        f"{num_tokens} tokens of {len(batches)} updates, steps {batches[0].step} to "
+        f"{batches[-1].step}.{left} The run's own loss repeats the recorded gradients to {exact}."
+    )
+
+
+def _print_tokens(
+    console: Console,
+    arm: Arm,
+    batches: Sequence[RecordedBatch],
+    base: Sequence[Tensor],
+    own: Sequence[Tensor],
+    places: Sequence[tuple[int, int]],
+    tokenizer: tokenizers.Tokenizer | None,
+) -> None:
+    """Print what the arm changes, and its tokens at `places` (index of batch, of token)."""
+    ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
+    changes = ", ".join(arm.changes) or "nothing"
+    console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
+    heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
+    table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
+    for number, i in places:
+        batch, tokens = batches[number], batches[number].tokens
+        text = printable(repr(pieces(tokenizer, [int(batch.token_ids[i])])[0]))
+        rollout = batch.rollout_ids[int(tokens.sequence_ids[i])]
+        where = (batch.step, rollout, int(tokens.turns[i]), int(tokens.positions[i]))
+        numbers = (batch.ratios[i], tokens.advantages[i], base[number][i], own[number][i])
+        shown = (*where, text, int(tokens.staleness[i]), *(f"{x.item():.3g}" for x in numbers))
+        table.add_row(*map(str, shown))
+    if places:
+        console.print("the tokens whose gradients differ most:", table, sep="\n", markup=False)

@@ -1,0 +1,113 @@
+"""The recorded tokens of an update, as the input of a token loss.
+
+The gradient of a token loss by log pi needs only recorded numbers: log pi, mu, old and ref,
+entropies, advantages and token weights. N: tokens that were trained, S: their rows.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from losses.tokens import Tokens, ratio_to
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import RecordedRow, read_rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RecordedBatch:
+    """The trained tokens of one update of a step."""
+
+    step: int
+    update: int
+    tokens: Tokens  # sequence_ids are indices of `rows`
+    weights: Tensor  # [N] weight of each token in the objective
+    grads: Tensor  # [N] recorded d objective / d log pi
+    rows: list[RecordedRow]  # [S]
+    token_ids: Tensor  # [N] id of each token in the vocabulary
+    num_untrained: int  # recorded rows that no trainer rank trained
+
+    @property
+    def ratios(self) -> Tensor:
+        """The ratio pi / anchor [N] of each token."""
+        return ratio_to(self.tokens.anchor, self.tokens.logprobs)
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """The rollout id of each row [S]."""
+        return [row.id for row in self.rows]
+
+
+def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
+    """Return the recorded tokens of a run's step, for example to call a loss on them.
+
+    Raises:
+        ValueError: the run has no token record of this step and update.
+    """
+    folder = RunFolder(Path(path))
+    recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
+    rows = [row for row in recorded if row.trained and row.update == update]
+    if not rows:
+        raise ValueError(
+            f"{folder} has no token record of update {update} of step {step}: train with record=all"
+        )
+    masks = [row.sampled["mask"] for row in rows]
+    lengths = [int(mask.sum()) for mask in masks]
+    sequence_ids = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))  # [N]
+
+    def column(name: str) -> Tensor:
+        parts = [row.columns[name][mask] for row, mask in zip(rows, masks, strict=True)]
+        return torch.from_numpy(np.concatenate(parts))
+
+    seen: dict[str, int] = defaultdict(int)  # rollout id -> completion tokens in earlier rows
+    positions = []
+    for row, length in zip(rows, lengths, strict=True):
+        positions.append(torch.arange(seen[row.id], seen[row.id] + length))
+        seen[row.id] += length
+    has = rows[0].trained.keys()
+    tokens = Tokens(
+        logprobs=column("pi"),
+        rollout_logprobs=column("mu"),
+        advantages=column("advantage"),
+        sequence_ids=sequence_ids,
+        num_sequences=len(rows),
+        staleness=step - column("version").long(),
+        entropies=column("entropy"),
+        positions=torch.cat(positions),
+        turns=column("turns").long(),
+        old_logprobs=column("old") if "old" in has else None,
+        ref_logprobs=column("ref") if "ref" in has else None,
+    )
+    return RecordedBatch(
+        step=step,
+        update=update,
+        tokens=tokens,
+        weights=column("weight"),
+        grads=column("grad"),
+        rows=rows,
+        token_ids=column("token_ids").long(),
+        num_untrained=sum(not row.trained for row in recorded),
+    )
+
+
+def recorded_steps(folder: RunFolder) -> list[int]:
+    """Return the steps of which a trainer recorded tokens, in ascending order."""
+    names = folder.tokens.glob("step_*.trainer.rank0.parquet")
+    return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in names)
+
+
+def num_updates(folder: RunFolder, step: int) -> int:
+    """Return the number of recorded updates of a step."""
+    return 1 + max((row.update for row in read_rows(folder, step)), default=0)
+
+
+def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
+    """Return rollout id -> line of rollouts/*.jsonl of a step."""
+    lines = map(json.loads, folder.read(folder.rollouts_of(step)).splitlines())
+    return {line["id"]: line for line in lines}

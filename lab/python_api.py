@@ -1,0 +1,141 @@
+"""The functions of `import offbyone`: compose, train, sample and load_run.
+
+run = offbyone.train(["loss=cispo", "max_steps=20"])       # python train.py loss=cispo ...
+run.metrics[["step", "train/reward"]]
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from lab.cli.hydra_errors import explain_hydra_error
+from lab.cli.launch import as_hydra_config, resolved
+from lab.evaluation.standalone import evaluate
+from rl.config.shipped import CONF
+from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.metrics import column, read_metrics, steps_done
+from rl.runtime.start_record import program
+from rl.runtime.token_files import read_rows
+from rl.supervisor.supervise import supervise
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Config:
+    """A composed configuration. To change a value, compose again with another override."""
+
+    overrides: list[str]
+    values: dict[str, Any]  # nested as the YAML files are, without interpolations
+
+    def __getitem__(self, key: str) -> Any:
+        """Return the value of a dotted key, such as config["optim.learning_rate"]."""
+        return reduce(lambda node, name: node[name], key.split("."), self.values)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The results of a run or of an evaluation, which are read from its folder."""
+
+    folder: RunFolder
+
+    @property
+    def metrics(self) -> "DataFrame":
+        """One row per step, one column per metric. An evaluation has no rows."""
+        return _frame(read_metrics(self.folder))
+
+    @property
+    def rollouts(self) -> "DataFrame":
+        """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
+        files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
+        files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
+        lines = ((n, line) for n, path in files.items() for line in path.open())
+        return _frame([{"step": step, **json.loads(line)} for step, line in lines])
+
+    def tokens(self, step: int) -> "DataFrame":
+        """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
+        rows = read_rows(self.folder, step)
+        frame = _frame([{"id": r.id, "row": r.row, "update": r.update, **r.columns} for r in rows])
+        return frame.explode(list(frame.columns[3:]))
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint in Hugging Face format, None if there is none."""
+        return next(reversed(self.folder.exports()), None)
+
+    def __repr__(self) -> str:
+        rows = read_metrics(self.folder)
+        rewards = column(rows, "train/reward")
+        last = f", last reward {rewards[-1]:.3f}" if rewards else ""
+        return f"<Run {self.folder}: {steps_done(rows)} steps{last}>"
+
+
+def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
+    """Return the configuration of conf/<config_name>.yaml with overrides as on a command line.
+
+    The current folder may have choices of its own in conf/. Raise ConfigError for unknown names.
+    """
+    if os.getcwd() not in sys.path:  # makes modules of the current folder importable
+        sys.path.append(os.getcwd())
+    own = [f"hydra.searchpath=[file://{Path('conf').resolve()}]"] if Path("conf").is_dir() else []
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base=None):
+            config = hydra.compose(config_name, [*own, *overrides], return_hydra_config=True)
+            with as_hydra_config(config):
+                return Config(list(overrides), resolved(config))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain_hydra_error(error, list(overrides), config_name) from None
+
+
+def train(config: Config | Sequence[str]) -> Run:
+    """Train until the run ends, and return its results. `config` may be a list of overrides.
+
+    Raises:
+        ConfigError: the configuration cannot work. No step was done.
+        RunFailed: the run ended early because of an error.
+    """
+    chosen = config if isinstance(config, Config) else compose(config)
+    supervise(
+        chosen.values,
+        overrides=chosen.overrides,
+        command=program("train"),
+        compose=lambda name: compose((), name).values,
+    )
+    return _run_of(chosen)
+
+
+def sample(config: Config | Sequence[str]) -> Run:
+    """Play held-out examples, and return the rollouts. The options are those of evaluate.py.
+
+    sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
+    """
+    chosen = config if isinstance(config, Config) else compose(config, "evaluate")
+    evaluate(chosen.values, overrides=chosen.overrides)
+    return _run_of(chosen)
+
+
+def load_run(path: str | Path) -> Run:
+    """Return the results in the folder of a run. Raise ValueError if it is not such a folder."""
+    if not RunFolder(Path(path)).is_run:
+        raise ValueError(f"{path} is not the folder of a run: use a folder such as outputs/<run>")
+    return Run(RunFolder(Path(path)))
+
+
+def _run_of(config: Config) -> Run:
+    return load_run(Path(str(config["output_dir"]), str(config["run_name"])).absolute())
+
+
+def _frame(rows: Sequence[dict[str, Any]]) -> "DataFrame":
+    from pandas import DataFrame  # imported here, because the import takes half a second
+
+    return DataFrame(rows)

@@ -1,0 +1,50 @@
+"""M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
+
+    m_t    = (log pi - log anchor)^2
+    bound  = the largest with mean of m_t over the batch's tokens below it <= max_second_moment
+    loss_t = -1[m_t < bound] * ratio * A
+
+Unlike a clip, which masks more tokens the staler they are, this bound masks only outliers. The
+tokens are counted in bins of |log ratio|, so the bound is a multiple of a bin's width.
+arXiv:2510.01161. K: twice the number of bins.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, log_ratio
+
+_WIDTH = 0.01  # of a bin, in |log ratio|
+_NUM_BINS = round(MAX_LOG_RATIO / _WIDTH) + 1  # the last bin holds clamped ratios
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2PO:
+    """The loss, with thresholds of the whole batch (rl/learner/batch_statistics.py)."""
+
+    max_second_moment: Annotated[float, Meta(gt=0)]
+
+    def statistics(self, tokens: Tokens) -> Tensor:
+        """Return the number of tokens in each bin, then the sum of their m_t [K]."""
+        squares = log_ratio(tokens.anchor, tokens.logprobs).square().double()  # [N]
+        ones = torch.stack([torch.ones_like(squares), squares])  # [2, N]
+        return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
+
+    def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
+        """Return the masked surrogate [N]; masked_fraction [N] is 1 where a token is dropped."""
+        counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
+        # The mean of m_t over all bins up to one grows from each bin to the next.
+        num_kept = (sums <= self.max_second_moment * counts).sum()
+        kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
+        ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]
+        loss = -kept * ratio * tokens.advantages  # [N]
+        return TokenLoss(loss, {"masked_fraction": 1 - kept}, tokens.ratio_clamped)
+
+
+def _bins(tokens: Tokens) -> Tensor:
+    """Return the bin [N] of each token's |log ratio|."""
+    return (log_ratio(tokens.anchor, tokens.logprobs.detach()).abs() / _WIDTH).long()

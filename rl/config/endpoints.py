@@ -1,0 +1,49 @@
+"""endpoints.toml in the current folder: names for servers, with their models and keys.
+
+[judge]                                  # client.url=judge, env.judge.url=judge, ...
+url = "https://host/v1"
+model = "name-on-the-server"
+api_key_variable = "JUDGE_KEY"           # environment variable that contains the key; optional
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rl.config.schema import ConfigError
+
+FILE = Path("endpoints.toml")
+_FIELDS = {"url", "model", "api_key_variable"}
+
+
+def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the fields of each endpoint that a `url` names.
+
+    A model that the configuration chooses is kept. Raise ConfigError for a wrong file or name.
+    """
+    if not FILE.is_file():
+        return config
+    try:
+        known = tomllib.loads(FILE.read_text())
+    except ValueError as error:
+        raise ConfigError([f"{FILE} cannot be read: {error}"]) from None
+    for name, fields in known.items():
+        if not isinstance(fields, dict) or not {"url", "model"} <= fields.keys() <= _FIELDS:
+            raise ConfigError([f"{FILE}: [{name}] needs url and model, may have api_key_variable"])
+    return _filled(config, known)
+
+
+def _filled(node: Any, known: dict[str, dict[str, str]]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    node = {key: _filled(value, known) for key, value in node.items()}
+    for key in {"url", "base_url"} & node.keys() if "model" in node else ():
+        name = str(node[key] or "???")
+        if name != "???" and "://" not in name:
+            if name not in known:
+                raise ConfigError([f"{FILE} has no endpoint {name}: it has {', '.join(known)}"])
+            named = {**known[name], key: known[name]["url"]}
+            kept = {} if node["model"] in ("???", None) else {"model": node["model"]}
+            node |= {field: named[field] for field in (key, *_FIELDS - {"url"}) if field in named}
+            node |= kept
+    return node

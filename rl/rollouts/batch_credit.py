@@ -1,0 +1,60 @@
+"""Changes the credits of a batch, with all of its groups in view. No torch.
+
+group -> credits (credit.py) -> order, buffer -> batch of groups -> batch credit -> plan
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from losses.groups import SPREAD_TOLERANCE
+from rl.records import Credit, Group
+from rl.runtime.failure import RunFailed
+
+BatchCredit = Callable[[Sequence[Group]], Sequence[Sequence[Credit]]]
+"""groups of a batch -> the new credits of each group's rollouts"""
+
+
+def none(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
+    """Return the credits unchanged."""
+    return [group.credits for group in groups]
+
+
+def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
+    """Return (A - mean) / std over the batch; std with Bessel's correction. docs/losses.md.
+
+    Each number that the advantage returned counts once: per rollout, turn or token. Rollouts that
+    do not train, or have no score, do not count. If fewer than two numbers count, or if they differ
+    by at most 1e-6, all are 0.
+    """
+    credits = [credit for group in groups for credit in group.credits]
+    trained = [credit for credit in credits if credit.trains and credit.reward is not None]
+    counted = [number for credit in trained for number in credit.advantages]
+    mean = math.fsum(counted) / max(len(counted), 1)
+    # A mean that is only a rounding error would give groups without spread a gradient of noise.
+    mean = 0.0 if abs(mean) <= SPREAD_TOLERANCE else mean
+    variance = math.fsum((number - mean) ** 2 for number in counted) / max(len(counted) - 1, 1)
+    is_flat = max(counted, default=0.0) - min(counted, default=0.0) <= SPREAD_TOLERANCE
+    scale = 0.0 if is_flat else 1 / math.sqrt(variance)
+
+    def whitened(credit: Credit) -> Credit:
+        if credit.reward is None:
+            return credit
+        return replace(credit, advantages=tuple((a - mean) * scale for a in credit.advantages))
+
+    return [tuple(map(whitened, group.credits)) for group in groups]
+
+
+def credited(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
+    """Return the groups with the credits of `batch_credit`. Raise RunFailed if some are missing."""
+    credits = [tuple(each) for each in batch_credit(groups)]
+    found, expected = (
+        [[len(credit.advantages) for credit in each] for each in rows]
+        for rows in (credits, [group.credits for group in groups])
+    )
+    if found != expected:
+        raise RunFailed(
+            f"the batch credit returned {found} advantages for the rollouts of the groups instead "
+            f"of {expected}: return one Credit per rollout, with as many advantages as before"
+        )
+    return [replace(group, credits=each) for group, each in zip(groups, credits, strict=True)]

@@ -1,0 +1,55 @@
+"""Warnings of rank 0 about well-known problems of training, each once, with the remedy."""
+
+import logging
+
+from rl.config.learned import Learned
+from rl.runtime.metrics import Row, mean_of
+
+log = logging.getLogger(__name__)
+
+WINDOW = 10  # steps over which the metrics are averaged
+_METRICS = ("train/reward", "train/entropy", "rollout/truncated", "rollout/zero_spread")
+_MESSAGES = {  # heading of docs/troubleshooting.md -> message
+    "no spread": "{spread:.0%} of the groups have equal rewards, so they teach nothing: use easier "
+    "or harder examples, a larger group_size, or buffer=difficulty",
+    "instability": "the mean reward fell from {best:.2f} to {reward:.2f}: lower "
+    "optim.learning_rate, raise batch_size, or add kl=k3, and start from an earlier checkpoint",
+    "entropy": "the entropy fell from {first:.3g} to {entropy:.3g}, so rollouts repeat one answer: "
+    "lower optim.learning_rate, or raise entropy_bonus",
+    "length": "{truncated:.0%} of the rollouts were cut off: raise sampler.max_tokens and "
+    "max_seq_len, or choose what becomes of them by truncation",
+}
+
+
+class Alarms:
+    """The metrics of the last steps, and the warnings that are still to be given."""
+
+    def __init__(self, learned: Learned) -> None:
+        self._needs_spread = learned.advantage_compares and learned.reads_advantages
+        self._rows: list[Row] = []
+        self._best, self._first = 0.0, None  # best mean reward; mean entropy of the first steps
+        self._left = dict(_MESSAGES)
+
+    def add(self, row: Row) -> None:
+        """Add the metrics of a step, and log each new warning."""
+        if row.get("train/reward") is None:  # no rollout of this step has a reward
+            return
+        self._rows = [*self._rows, row][-WINDOW:]
+        if len(self._rows) < WINDOW:
+            return
+        means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
+        reward, entropy, truncated, spread = means
+        best = self._best = max(self._best, reward)
+        first = self._first = entropy if self._first is None else self._first
+        found = {
+            "no spread": self._needs_spread and spread >= 0.9,
+            "instability": reward < best / 2 and best > 0.05,
+            "entropy": entropy < first / 20 and reward < 0.8 * best,
+            "length": truncated >= 0.5,
+        }
+        values = {"best": best, "first": first, "reward": reward, "entropy": entropy}
+        values |= {"spread": spread, "truncated": truncated}
+        for heading in [heading for heading in self._left if found[heading]]:
+            text = self._left.pop(heading).format(**values)
+            page = f"docs/troubleshooting.md, {heading}"
+            log.warning("last %d steps: %s (%s)", WINDOW, text, page)

@@ -1,0 +1,47 @@
+"""Whole evaluations over HTTP: the policy is a scripted endpoint."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.evaluation.standalone import evaluate
+from rl.config.schema import ConfigError
+from tests.support.composing import composed
+from tests.support.prompted_endpoint import PromptedEndpoint
+
+OURS = ("reflection.", "num_train", "num_val", "max_calls")  # options of a prompt search
+
+
+def evaluated(folder: Path, *more: str) -> tuple[float, PromptedEndpoint]:
+    """Evaluate a policy that reverses words of at most four letters."""
+    with PromptedEndpoint().listening() as endpoint:
+        prompt = {"env.system_prompt": "'Write short words backwards.'"}
+        overrides = [o for o in endpoint.overrides(**prompt) if not o.startswith(OURS)]
+        overrides += [f"output_dir={folder}", "run_name=mine", "num_examples=20", *more]
+        overrides += ["rollouts_per_example=2", "env.num_eval=20"]
+        return evaluate(composed(*overrides, primary="evaluate"), overrides=overrides), endpoint
+
+
+def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):
+    reward, endpoint = evaluated(tmp_path)
+    screen = capsys.readouterr().out
+    words = [word for _, word in endpoint.policy_asked]
+    assert len(words) == 40
+    expected = sum(len(word) <= 4 for word in words) / 40
+    assert reward == pytest.approx(expected)
+    # One line for each tenth of the rollouts
+    progress = [line for line in screen.splitlines() if " of 40 rollouts, mean reward " in line]
+    assert len(progress) == 10
+    assert progress[-1] == f"40 of 40 rollouts, mean reward {expected:.3f}"
+    assert progress[4].startswith("20 of 40 rollouts, mean reward ")
+    folder = tmp_path / "mine"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["num_examples"], summary["num_rollouts"]) == (20, 40)
+    assert summary["reward"] == pytest.approx(expected)
+    lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert len(lines) == 40
+    assert sum(line["reward"] for line in lines) / 40 == pytest.approx(expected)
+    assert (folder / "rollouts.html").exists()
+    with pytest.raises(ConfigError, match="mine"):  # an evaluation is not overwritten
+        evaluated(tmp_path)

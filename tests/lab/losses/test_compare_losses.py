@@ -1,0 +1,185 @@
+"""Losses on recorded batches repeat the gradients of the run, and others are computed by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lab.losses.arms import arms_of
+from lab.losses.command import main
+from lab.losses.differences import by, difference, largest
+from lab.losses.recorded import recorded_steps, recorded_tokens
+from rl.config.build import build
+from rl.config.learned import Learned
+from rl.dry_call.learn import completed
+from rl.learner.objective import Batch, Objective
+from rl.learner.observation import observation
+from rl.rollouts.plan import plan_batch
+from rl.rollouts.sampled_tokens import TokenRecord
+from rl.rollouts.service import rollout_line
+from rl.runtime.folder import RunFolder
+from rl.trainer.trained_tokens import StepRecord
+from tests.support.composing import REPO, composed
+from tests.support.forked_groups import forked_groups
+
+STEP, UPDATES = 5, 2
+ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
+LOSSES = [name for name in ALL if not name.endswith("_topk")]  # those compare distributions
+
+
+def record_run(path, *overrides):
+    """Write the files of a run with one step of two updates and three ranks, without a model."""
+    options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
+    run = completed(composed(*options))
+    folder = RunFolder(path)
+    run.save(folder.config)
+    command = ["python", "train.py"]
+    record = {"overrides": options, "command": command, "started_in": str(REPO)}
+    folder.overrides.write_text(json.dumps(record))
+    groups = forked_groups(num_groups=6)
+    lines = [
+        {"id": id, **rollout_line(group, rollout, credit, True)}
+        for group in groups
+        for id, rollout, credit in zip(
+            group.rollout_ids, group.rollouts, group.credits, strict=True
+        )
+    ]
+    folder.rollouts_of(STEP).parent.mkdir(exist_ok=True)
+    folder.rollouts_of(STEP).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    TokenRecord(num_groups=None).write(folder, STEP, groups)
+    ids = TokenRecord(num_groups=None).ids(groups, groups)
+    by_turn = Learned.of(run).aggregation_takes_turns
+    shares = plan_batch(
+        groups, build(run.aggregation), per_turn=by_turn,
+        step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
+    )  # fmt: skip
+    objective = Objective(build(run.loss), build(run.correction), build(run.kl)(), 0.01)
+    generator = torch.Generator().manual_seed(0)
+    for rank, share in enumerate(shares):
+        step = StepRecord(replace(share, record_ids=ids))
+        for update in range(UPDATES):
+            for number, micro in enumerate(share.micro_batches):
+                batch = Batch.of(micro, torch.device("cpu"), STEP)
+                shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
+                old, ref, logprobs = batch.rollout_logprobs + shifts
+                batch = replace(batch, old_logprobs=old, ref_logprobs=ref)
+                entropies = shifts[0].abs().requires_grad_()
+                leaves = [logprobs.requires_grad_(), entropies]
+                loss, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
+                grads = torch.autograd.grad(
+                    batch.weighted_sum(loss), leaves, materialize_grads=True
+                )
+                step.observe(update, number, observation(batch, logprobs, loss, grads, metrics))
+        step.write(folder, rank)
+    return folder
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
+    extra = {"gspo": [], "sft": ["sampler=demonstrations"]}.get(loss, ["correction=tis_token"])
+    folder = record_run(tmp_path, f"loss={loss}", "kl.beta=0.1", *extra)
+    (arm,) = arms_of(folder, [])
+    for update in range(UPDATES):
+        batch = recorded_tokens(tmp_path, STEP, update)
+        assert batch.num_untrained > 0  # the third rollout of the first group
+        _, gradient = arm.gradient(batch, folder, 0.1)
+        assert batch.grads.abs().max() > 0
+        torch.testing.assert_close(gradient, batch.grads, rtol=1e-6, atol=1e-9)
+
+
+def test_a_loss_that_compares_distributions_is_refused(tmp_path):
+    folder = record_run(tmp_path)
+    with pytest.raises(ValueError, match="compares distributions: it needs the model"):
+        arms_of(folder, ["loss=jsd_topk"])
+
+
+def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    choices = ["loss=gspo", "aggregation=prompt_mean", "correction=icepop", "kl.beta=0.3"]
+    ours = record_run(tmp_path / "ours", "advantage=group_zscore")
+    theirs = record_run(tmp_path / "theirs", *choices)
+    own, arm = arms_of(ours, choices)
+    assert arm.changes == ["loss", "correction", "kl", "aggregation"]
+    assert own.changes == []
+    batch, other = recorded_tokens(ours.path, STEP, 1), recorded_tokens(theirs.path, STEP, 1)
+    _, gradient = arm.gradient(replace(batch, tokens=other.tokens), ours, 0.0)
+    torch.testing.assert_close(gradient, other.grads, rtol=1e-6, atol=1e-9)
+
+
+def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
+    folder = record_run(tmp_path)
+    _, arm = arms_of(folder, ["advantage=none"])
+    batch = recorded_tokens(tmp_path, STEP)
+    lines = {line["id"]: line for line in map(json.loads, folder.rollouts_of(STEP).open())}
+    rewards = [lines[id]["shaped_reward"] for id in batch.rollout_ids]
+    expected = torch.tensor([r or 0.0 for r in rewards])[batch.tokens.sequence_ids]
+    given = replace(batch, tokens=replace(batch.tokens, advantages=expected))
+    own, _ = arms_of(folder, ["advantage=none"])
+    torch.testing.assert_close(
+        arm.gradient(batch, folder, 0.0)[1], own.gradient(given, folder, 0.0)[1]
+    )
+
+
+def test_a_difference_by_hand():
+    base, arm = torch.tensor([3.0, 0.0, 1.0, 0.0, -2.0]), torch.tensor([3.0, 4.0, -1.0, 0.0, 0.0])
+    found = difference(base, arm, 0.5)
+    assert found.cosine == pytest.approx(8 / (14 * 26) ** 0.5)
+    assert found.norm == pytest.approx((26 / 14) ** 0.5)
+    shares = (found.agree, found.opposite, found.only_base, found.only_arm)
+    assert shares == pytest.approx((0.25, 0.25, 0.25, 0.25))
+    assert by(torch.tensor([0, 0, 1, 1, 1]), base, arm)[1] == {
+        "tokens": 3, "base": pytest.approx(-1 / 3), "arm": pytest.approx(-1 / 3),
+    }  # fmt: skip
+
+
+def test_the_largest_differences_are_found_over_all_batches():
+    base = [torch.zeros(4), torch.tensor([1.0, -3.0])]
+    arm = [torch.tensor([0.0, 2.0, 0.0, -1.0]), torch.tensor([1.0, 2.0])]
+    assert largest(base, arm, 3) == [(1, 1), (0, 1), (0, 3)]
+
+
+def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
+    folder = record_run(tmp_path)
+    assert main([str(tmp_path), "loss=gspo,dapo", "steps=5..9", "tokens=2"]) == 0
+    screen = capsys.readouterr().out
+    rows = [line.split() for line in screen.splitlines() if line.startswith(("as rec", "loss="))]
+    assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
+    assert rows[0][3:5] == ["1.0000", "1"]
+    assert "changes without effect here: buffer, truncation" in screen
+    page = (tmp_path / "losses.html").read_text()
+    assert page.count("<h2>") == 2
+    assert page.count("<figure>") == 10
+    assert "step 5, update 1, rollout 0000" in page
+    assert recorded_steps(folder) == [STEP]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["env=wiki-search"], "env cannot be compared: choose from loss, correction"),
+        (["loss=cspo"], "did you mean cispo?"),
+        (["loss.clip=3"], "there is no key loss.clip"),
+        (["loss=gspo", "steps=7"], "steps=7: the run recorded the steps 5 to 5"),
+        (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
+        (["tokens=-1"], "tokens=-1: give the number of tokens"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
+    record_run(tmp_path)
+    assert main([str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_recorded_a_part_of_its_groups_keeps_its_aggregation(tmp_path):
+    folder = record_run(tmp_path)
+    text = folder.config.read_text().replace("num_groups: null", "num_groups: 2")
+    folder.config.write_text(text)
+    with pytest.raises(ValueError, match="recorded only some of its groups: train with record=all"):
+        arms_of(folder, ["aggregation=turn_mean"])
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path), "loss=gspo"]) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err

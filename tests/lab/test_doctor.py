@@ -1,0 +1,36 @@
+"""offbyone doctor: checks of the machine."""
+
+import pytest
+
+from lab import doctor
+from rl.runtime.devices import Host, this_host
+
+
+def found(host: Host) -> dict[str, str]:
+    return {name: problem for name, _, problem in doctor.checks(host)}
+
+
+def test_this_machine_is_described_line_by_line(capsys):
+    problems = found(this_host())
+    assert list(problems) == [
+        *("C++ compiler", "Python headers", "GPUs", "memory", "open files", "disk", "cache"),
+        "sandbox",
+    ]
+    assert not problems["C++ compiler"]
+    assert not problems["Python headers"]
+
+
+def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "not" / "made"))
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, 256))
+    monkeypatch.setattr(doctor, "_LITTLE_SPACE", 1 << 60)
+    problems = found(Host(devices=("0",)))
+    assert "set CXX" in problems["C++ compiler"]
+    assert "install the package python3-dev" in problems["Python headers"]
+    assert "make install DEVICE=cuda" in problems["GPUs"]  # the CPU build beside a GPU
+    assert problems["open files"].startswith("at most 256: raise the hard limit")
+    assert str(tmp_path / "not" / "made") in problems["cache"]
+    with pytest.raises(SystemExit, match="set CXX"):
+        doctor.main([])

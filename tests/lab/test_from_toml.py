@@ -1,0 +1,149 @@
+"""offbyone from-toml: the commands for TOML files of verifiers and prime-rl."""
+
+import re
+import shlex
+import sys
+
+import pytest
+
+from lab.cli import console
+from lab.from_toml import translated
+from rl.config.check import check
+from tests.support.composing import composed
+
+PRIME = """
+inference_gpu_ids = [0]
+[model]
+name = "Qwen/Qwen3-0.6B"
+[wandb]
+project = "mine"
+name = "first"
+[trainer.model.experimental.lora]
+rank = 4
+target_modules = ["q_proj", "v_proj"]
+[orchestrator]
+mask_truncated_completions = false
+zero_truncated_completions = true
+[orchestrator.buffer]
+type = "online-difficulty"
+[[orchestrator.env]]
+id = "owner/reverse-text"
+"""
+VF = """
+model = "Qwen/Qwen3-0.6B"
+[env]
+id = "owner/alphabet-sort"
+[env.args]
+max_turns = 3
+seed = 7
+[inference]
+gpus = 2
+[inference.args]
+max_model_len = 64
+[trainer]
+gpus = 1
+[trainer.args]
+use_lora = false
+micro_batch_size = 4
+top_p = 0.9
+bf16 = false
+lr_scheduler_type = "linear"
+eval_steps = 5
+surprise = 1
+"""
+HOSTED = """
+model = "Qwen/Qwen3-0.6B"
+batch_size = 32
+[sampling]
+stop = ["</answer>"]
+[difficulty_filter]
+enabled = true
+max_reward = 0.95
+[kl_penalty]
+enabled = true
+beta = 0.1
+[[env]]
+id = "owner/unknown"
+[env.harness]
+max_turns = 8
+"""
+GEPA = """
+model = "Qwen/Qwen3-0.6B"
+[env]
+id = "reverse-text"
+[gepa]
+max_calls = 40
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "noted"),
+    [
+        (
+            PRIME,
+            "offbyone train inference.devices=[0] model=hf model.path=Qwen/Qwen3-0.6B logger=wandb "
+            "logger.project=mine run_name=first adapter=lora adapter.rank=4 "
+            "adapter.target_modules=[q_proj,v_proj] truncation=zero_reward buffer=difficulty "
+            "buffer.min_reward=0.01 buffer.max_reward=0.99 env=reverse-text",
+            ["orchestrator.env.id"],
+        ),
+        (
+            VF,
+            "offbyone train experiment=rlconfig model=hf model.path=Qwen/Qwen3-0.6B "
+            "env=alphabet-sort env.max_turns=3 inference.replicas=2 "
+            "+inference.args.max_model_len=64 trainer.ranks=1 adapter=none "
+            "sampler.allow_biased_ratio=true sampler.top_p=0.9 model.dtype=float32 "
+            "optim.schedule=linear evaluation.every=5",
+            ["env.id", "env.args.seed", "trainer.args.micro_batch_size", "trainer.args.surprise"],
+        ),
+        (
+            HOSTED,
+            "offbyone train model=hf model.path=Qwen/Qwen3-0.6B batch_size=32 "
+            "sampler.stop=['</answer>'] buffer=difficulty buffer.max_reward=0.95 kl=adaptive "
+            "kl.beta=0.1 env=verifiers env.id=owner/unknown",
+            ["env.max_turns=8"],
+        ),
+        (
+            GEPA,
+            "offbyone optimize-prompt model.path=Qwen/Qwen3-0.6B env=reverse-text max_calls=40",
+            ["env.id"],
+        ),
+    ],
+    ids=["prime-rl", "vf-rl", "hosted", "gepa"],
+)
+def test_each_key_is_translated_or_named_with_the_reason(text, command, noted):
+    first, *notes = translated(text).splitlines()
+    assert shlex.split(first) == shlex.split(command, posix=False)
+    assert [re.split(" = |: ", note.removeprefix("# "))[0] for note in notes] == noted
+
+
+@pytest.mark.parametrize("text", [PRIME, HOSTED.replace("unknown", "arithmetic")])
+def test_the_translated_command_passes_the_check(text, tmp_path):
+    _, _, *overrides = shlex.split(translated(text).splitlines()[0])
+    overrides = [item for item in overrides if not item.startswith(("env.", "inference.devices"))]
+    check(composed(*overrides, f"output_dir={tmp_path}"))
+
+
+def test_truncated_answers_that_are_masked_and_zeroed_have_one_choice():
+    text = PRIME.replace("mask_truncated_completions = false", "mask_truncated_completions = true")
+    assert "truncation=mask_zero" in translated(text)
+    assert "truncation=mask " not in translated(text)
+
+
+def test_several_environments_are_left_to_a_file_of_the_user():
+    text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.5\n'
+    assert translated(text).splitlines() == [
+        "offbyone train",
+        "# several environments: copy conf/env/three-tasks.yaml, and choose it with env=",
+    ]
+
+
+def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text("max_steps = 3")
+    monkeypatch.setattr(sys, "argv", ["offbyone", "from-toml", str(path)])
+    console.main()
+    assert capsys.readouterr().out == "offbyone train max_steps=3\n"
+    path.write_text("max_steps: 3")
+    with pytest.raises(SystemExit, match="cannot be read"):
+        console.main()

@@ -1,0 +1,80 @@
+"""Warnings about well-known problems; docs/troubleshooting.md has each of their names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rl.config.learned import Learned
+from rl.runtime.failure import message_of
+from rl.trainer.alarms import WINDOW, Alarms
+from tests.support.composing import learned
+
+REPO = Path(__file__).parents[3]
+PAGE = (REPO / "docs" / "troubleshooting.md").read_text()
+FINE = {
+    "train/reward": 0.5,
+    "train/entropy": 0.4,
+    "rollout/zero_spread": 0.3,
+    "rollout/truncated": 0.0,
+}
+
+
+def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",)) -> list[str]:
+    facts = learned(advantage_compares=True, loss_reads=loss_reads)
+    alarms = Alarms(Learned.from_settings(facts))
+    for row in (row for row in rows for _ in range(WINDOW)):
+        alarms.add(FINE | row)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("row", "name", "said"),
+    [
+        ({"rollout/zero_spread": 0.95}, "no spread", "95% of the groups"),
+        ({"train/reward": 0.2}, "instability", "the mean reward fell from 0.50 to 0.2"),
+        ({"train/reward": 0.3, "train/entropy": 0.01}, "entropy", "the entropy fell from 0.4 to"),
+        ({"rollout/truncated": 0.6}, "length", "raise sampler.max_tokens"),
+    ],
+)
+def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, said, caplog):
+    (message,) = warnings(caplog, {}, row, row)
+    assert said in message
+    assert message.endswith(f"(docs/troubleshooting.md, {name})")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"train/entropy": 0.001, "train/reward": 0.9},  # the policy has learned the task
+        {"train/reward": None, "train/entropy": float("nan")},
+    ],
+)
+def test_no_alarm_without_a_problem(row, caplog):
+    assert warnings(caplog, {}, row) == []
+
+
+def test_a_loss_that_reads_no_advantages_needs_no_spread(caplog):
+    assert warnings(caplog, {"rollout/zero_spread": 1.0}, loss_reads=("ref_logprobs",)) == []
+
+
+def test_an_allocation_that_fails_names_the_options_that_save_memory():
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50)
+    assert "lower trainer.tokens_per_micro_batch" in message_of(caught.value)
+
+
+def test_too_many_open_files_name_the_limit():
+    assert "ulimit -Hn" in message_of(OSError(24, "Too many open files"))
+
+
+def test_every_message_names_a_heading_of_the_page():
+    texts = [path.read_text() for path in [*REPO.glob("rl/**/*.py"), *REPO.glob("lab/**/*.py")]]
+    joined = "\n".join(re.sub(r'"\n\s*f?"', "", text) for text in texts)
+    named = set(re.findall(r"docs/troubleshooting\.md, ([a-z ]+)", joined))
+    headings = {line.lower() for line in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)}
+    assert len(named) >= 4
+    assert named | {"no spread", "instability", "entropy", "length"} <= headings
