@@ -10,11 +10,11 @@ that blocks must be a plain function, because plain functions run in a thread. I
 raises, hangs or returns NaN, only its rollout fails and the run continues.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
@@ -36,8 +36,22 @@ class PolicyTurn:
     completion_tokens: int
 
 
-Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[PolicyTurn]]
-"""A function that returns the policy's turn after these messages, or raises ContextFull."""
+class Speak(Protocol):
+    """The policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
+
+    async def __call__(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, /
+    ) -> PolicyTurn:
+        """Return the policy's turn after these messages."""
+        ...
+
+    async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
+        """Return the policy's logprob of each token of `text` in its turn after these messages.
+
+        `after` is text of the same turn before `text`, such as reasoning. The version that vLLM has
+        loaded computes the logprobs at temperature 1. The tokens are not trained.
+        """
+        ...
 
 
 @dataclass(frozen=True)

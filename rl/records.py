@@ -183,6 +183,8 @@ class RankBatch:
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))
     # [R] number of completion tokens of each trained rollout, 0 for the other rollouts
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
+    # [R] policy version when the rollout's group started
+    versions: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; () if none
 
 

@@ -8,7 +8,7 @@ A request may ask for a stream. The stream contains the whole turn in one chunk.
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from aiohttp import web
 
 from envs.messages import as_sent
-from envs.protocol import ContextFull, PolicyTurn, Speak
+from envs.protocol import ContextFull, PolicyTurn
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
@@ -27,7 +27,7 @@ _MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 class PolicyEndpoint:
     """A chat endpoint. `speakers` maps an episode's session id to the function for its turns."""
 
-    speakers: dict[str, Speak] = field(default_factory=dict)
+    speakers: dict[str, Callable[..., Awaitable[PolicyTurn]]] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

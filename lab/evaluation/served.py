@@ -119,6 +119,7 @@ def serving_policy(
 
 def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
     """Return the settings with which a client opens a chat with this policy."""
+    model = build(policy.model)() if policy.model else None
     return ChatSettings(
         sampler=build(policy.sampler)(),
         max_seq_len=policy.max_seq_len,
@@ -128,5 +129,6 @@ def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment
         router=Router.to(only_replica(run_folder)),
         served_as=SERVED_AS[policy.adapter_path is not None],
         model=run_folder.model() if policy.model else Path(),
-        renderer=build(policy.model)().renderer if policy.model else "auto",
+        renderer=model.renderer if model else "auto",
+        renderer_options=model.renderer_options if model else None,
     )

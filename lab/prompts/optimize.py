@@ -216,6 +216,7 @@ class ServedSearch:
                     served_as=SERVED_AS[False],
                     model=self.reflection_folder.model(),
                     renderer=reflection.renderer,
+                    renderer_options=None,
                 )
                 async with RendererClient(on_rewrite="fork").connect(served) as reflecting:
                     yield policy, reflecting

@@ -46,7 +46,8 @@ def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
     better, worse, unclear = map(len, groups)
     total = better + worse + unclear
     if not better + worse:
-        return f"None of {total} arms can be distinguished from {name}."
+        arms = "The other arm cannot" if total == 1 else f"None of {total} arms can"
+        return f"{arms} be distinguished from {name}."
     if better:
         best = groups[0][0]
         gain = best.difference.value

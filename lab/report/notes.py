@@ -8,6 +8,7 @@ import numpy as np
 from lab.report import statistics as st
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
+from lab.runs import started_as
 
 _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
@@ -40,8 +41,8 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
     if len(scores) == 1:
         yield (
             f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
-            "rewards. Look at some rollouts (python view.py <a run>), then make the task easier or "
-            "harder."
+            f"rewards. Look at some rollouts ({started_as('view')} <a run>), then make the task "
+            "easier or harder."
         )
     if scoring.measure == TRAINING:
         text = "Compared by training reward, which every run measured on different examples"
@@ -97,7 +98,9 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
 
 
 def _on_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield which commits and which files of the user's code differ between the runs."""
+    """Yield which runs gave initial weights, and which commits and files of code differ."""
+    if parents := sorted({run.started_from for run in runs} - {""}):
+        yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})
     if len(commits) > 1:
         texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the +uncommitted

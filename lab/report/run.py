@@ -77,6 +77,7 @@ class Run:
     training: Curve = NO_CURVE  # mean reward of each batch
     evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
     commit: str = ""
+    started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
     grown: int = 0  # how often the sweep had grown when it got this run
@@ -159,6 +160,7 @@ def read_run(
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
         commit=_readable(str(record.get("commit") or "")),
+        started_from=_readable(folder.started_from),
         code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
         unscored_share=mean_of(rows[-LAST_STEPS:], "rollout/errors") or 0.0,

@@ -180,6 +180,7 @@ def each_reference(config: Config, learned: Learned) -> Iterator[str]:
     Each teacher of reference=per_env is checked as if it were the only reference.
     """
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
+    temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
         kind = node["_target_"]
         if path != "reference" and not fact(kind, "has_logprobs", True):

@@ -96,6 +96,13 @@ def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> An
     return _convert_items(value, _evaluate(text, option.module), path, on_node)
 
 
+def takes_only_int(option: Option) -> bool:
+    """Return whether an option's annotation accepts integers and no other numbers."""
+    text = ast.unparse(option.annotation) if option.annotation else "Any"
+    kind = repr(_evaluate(text, option.module))
+    return "int" in kind and "float" not in kind
+
+
 def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     if is_node(value):
         _convert_scalar(Nested(), kind, path)

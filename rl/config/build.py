@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from rl.config.annotations import converted
+from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
 from rl.config.signatures import read
 
@@ -72,10 +73,11 @@ def construct(run: Any, groups: Iterable[str]) -> None:
         ConfigError: one or more constructors raised; the error has all their messages.
     """
     problems: list[str] = []
+    schedules = Schedules.of(vars(run))
     for group in groups:
         try:
             if (node := getattr(run, group)) is not None:
-                made = build(node)()
+                made = schedules.applied(build(node)(), group, 0)
                 if group == "env":
                     made.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything

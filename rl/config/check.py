@@ -12,6 +12,7 @@ names one of our callables. Its other keys are the callable's keyword-only param
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
@@ -19,7 +20,13 @@ from rl.config.annotations import InvalidValue, Node, converted
 from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
-from rl.config.schema import RENAMED, ConfigError, syntax_error_as_config_error
+from rl.config.schedules import SCHEDULED, at_extremes, schedule_nodes
+from rl.config.schema import (
+    RENAMED,
+    ConfigError,
+    as_config_error,
+    syntax_error_as_config_error,
+)
 from rl.config.signatures import Options, did_you_mean, read
 
 MISSING = "???"
@@ -32,21 +39,39 @@ def check(
 ) -> None:
     """Raise ConfigError with all problems of a configuration's values.
 
-    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py).
+    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py). Check a
+    configuration with schedules at the steps at which a schedule is smallest or largest.
 
     Args:
         config: the resolved configuration.
         schema: the class whose fields are the top-level keys.
         rules: function that yields a sentence for each invalid combination of values.
     """
-    with syntax_error_as_config_error():
-        problems = list(_node_problems({"_target_": schema, **config}, ""))
-        _refuse(problems or rules(config))
+    with syntax_error_as_config_error(), as_config_error():
+        _refuse(list(_schedule_problems(config)))
+        problems: list[str] = []
+        for when, values in at_extremes(config):
+            found = list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
+            problems += [when + problem for problem in found]
+        _refuse(problems)
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
     """Raise ConfigError if the facts of the dry call show that components cannot be combined."""
     _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
+
+
+def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems of schedules, because only valid ones can be evaluated at a step."""
+    for path, node in schedule_nodes(config):
+        if not any(fnmatchcase(path, p) and path.count(".") < 2 for p in SCHEDULED):
+            yield f"{path} cannot be a schedule, but {', '.join(SCHEDULED)} can: set a number"
+        elif "max_steps" not in config:
+            yield f"{path} is a schedule, but this program does not train: set a number"
+        elif problems := list(_node_problems(node, path)):
+            yield from problems
+        elif path == "kl.beta" and config["kl"].get("target_kl") is not None:
+            yield "kl.beta is a schedule, but kl.target_kl adapts it: set kl.target_kl=null"
 
 
 def _refuse(problems: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rl.config.schedules import joined
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
@@ -26,7 +27,7 @@ _MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned"),  # neither affects training
+    *("output_dir", "learned", "init_optimizer"),  # none of them affects a resumed run
     "max_steps",
     "max_time",
     "stop_when",
@@ -106,7 +107,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(config)), dict(leaves({**_OLDER, **before}))
+    now, then = dict(leaves(joined(config))), dict(leaves({**_OLDER, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

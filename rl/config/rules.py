@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.facts import fact, is_imitator, references
+from rl.config.initial import initial_problems
 from rl.config.limits import free_form_problems, value_of
 from rl.config.positions import positions_problem
 from rl.config.process_rules import debugging, devices, early_stop, time_limit
@@ -282,5 +283,6 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     output_head,
     model_folders,
     data_files,
+    initial_problems,
     run_folder_problems,
 )

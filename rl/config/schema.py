@@ -20,6 +20,7 @@ from rl.config.nodes import (
     TrainerSettings,
 )
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from rl.config.schedules import changed, joined, split
 from rl.config.transport import Transport, transport
 from rl.runtime.given_files import load_yaml
 
@@ -90,7 +91,7 @@ class Settings:
     def save(self, path: Path) -> None:
         """Write the configuration as YAML, replacing the old file atomically."""
         aside = path.with_name(f".{path.name}.new")
-        content = {"format": FORMAT, **self.plain()}
+        content = {"format": FORMAT, **joined(self.plain())}
         aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
         aside.replace(path)
 
@@ -147,16 +148,16 @@ class Run(Settings):
     run_name: str
     resume: bool
     accept_changed_code: bool
+    init_from: str | None = None
+    init_optimizer: bool = False
     # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
     learned: dict[str, Any] = field(default_factory=dict)
+    # Schedules by dotted key (rl/config/schedules.py).
+    schedules: dict[str, Any] = field(default_factory=dict)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy of the run with new values for dotted keys of at most two names."""
-        config = self.plain()
-        for key, value in changes.items():
-            group, _, name = key.partition(".")
-            config[group] = {**config[group], name: value} if name else value
-        return type(self).of(config)
+        return type(self).of(changed(self.plain(), changes))
 
     @property
     def groups_per_step(self) -> int:
@@ -183,7 +184,7 @@ class Run(Settings):
         """Return the run that `save` wrote to this file."""
         settings = load_yaml(path.read_bytes())
         settings.pop("format", None)
-        return cls.of(settings)
+        return cls.of(split(settings))
 
 
 def seconds_of(duration: float | str) -> float:

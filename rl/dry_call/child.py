@@ -27,6 +27,7 @@ from typing import Any, Self
 from envs.loading import cache_folder
 from rl.config.check import check_learned
 from rl.config.learned import Learned
+from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run
 from rl.runtime.child import python_module
 
@@ -44,8 +45,8 @@ class DryCall:
     """The dry calls of some configurations; one child handles all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
-        self._full_configs = configs
-        self._configs = [_inputs(config) for config in configs]
+        self._full_configs = [split(config) for config in configs]
+        self._configs = [_inputs(config) for config in self._full_configs]
         self._answers: list[Answer | None] = [_cached_answer(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="offbyone-check-")

@@ -115,9 +115,11 @@ class Evaluator:
 
     def _player_of(self, version: int) -> Player:
         """Return a copy of the training player with the evaluation's temperature and no hints."""
-        sampler = replace(self.player.sampler, temperature=self.settings.temperature)
-        chat = self.player.chat.at_version(sampler, version)
-        return replace(self.player, sampler=sampler, chat=chat, hinted_envs=frozenset())
+        player = self.player.at(version)
+        settings = player.schedules.applied(self.settings, "evaluation", version)
+        sampler = replace(player.sampler, temperature=settings.temperature)
+        chat = player.chat.at_version(sampler, version)
+        return replace(player, sampler=sampler, chat=chat, hinted_envs=frozenset())
 
 
 def evaluator_of(

@@ -1,7 +1,7 @@
 """An asyncio client for vLLM's route /inference/v1/generate, which takes and returns token ids."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,6 +18,8 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
+    scores_in,
+    scoring_request,
 )
 from rl.inference.replica import refuses_connections
 from rl.inference.router import RequestGroup, Route, Router
@@ -234,14 +236,29 @@ class GroupClient:
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
 
+    async def score(self, token_ids: Sequence[int], *, version: int) -> list[float]:
+        """Return vLLM's logprob of each token except the first, at temperature 1."""
+        body = scoring_request(token_ids)
+        body["cache_salt"] = f"{self.client.salt}-v{version}"
+
+        def read(content: bytes) -> list[float]:
+            return scores_in(msgspec.json.decode(content), token_ids)
+
+        return await self.client.request("/inference/v1/generate", body, read, self.group, 1)
+
     async def tokenize(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the conversation as token ids, rendered with the server's chat template.
 
         Raise ValueError if the template rejects the conversation.
         """
         body: dict[str, Any] = {"messages": messages}
+        if template_options:
+            body["chat_template_kwargs"] = template_options
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
         return await self.client.request("/tokenize", body, _tokens_in, self.group)

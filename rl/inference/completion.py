@@ -1,6 +1,8 @@
 """The completions that vLLM returns for one prompt, and the errors of failed requests."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -97,3 +99,15 @@ def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
         prompt_ids=prompt_ids,
         stop=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
     )
+
+
+def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the body of a request for the logprobs of given tokens, at temperature 1."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+    return {"token_ids": list(token_ids), "sampling_params": sampling}
+
+
+def scores_in(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """Return the logprob of each given token except the first, from the answer of vLLM."""
+    pairs = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
+    return [entry[str(token)]["logprob"] for entry, token in pairs]

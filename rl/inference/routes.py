@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx
 
+from rl.inference.completion import scores_in, scoring_request
 from rl.inference.replica import Replica
 from rl.inference.request_body import JSONBody
 from rl.runtime.failure import RunFailed
@@ -98,13 +99,8 @@ class VLLMRoutes:
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token except the first, at temperature 1."""
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"model": model, "token_ids": token_ids, "sampling_params": sampling}
-        entries = self._post("/inference/v1/generate", body)["prompt_logprobs"][1:]
-        return [
-            entry[str(token)]["logprob"]
-            for entry, token in zip(entries, token_ids[1:], strict=True)
-        ]
+        body = {"model": model, **scoring_request(token_ids)}
+        return scores_in(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rl.config.build import build, component
 from rl.config.facts import needs_reference
 from rl.config.learned import Learned
+from rl.config.schedules import Schedules
 from rl.config.schema import Run
 from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
@@ -37,7 +38,7 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
     # An adapter's files name the base model, by its name on the hub or else by its local folder.
-    name = run.model.path
+    name = None if run.init_from else run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
     if run.trainer.share_prefixes:
@@ -78,12 +79,15 @@ class Learner:
             entropy_gradient=run.entropy_bonus != 0,
             head_dtype=self._head_dtype,
         )
+        if run.init_optimizer and not run_folder.complete_checkpoints():
+            self.policy.load(self._model.parent)  # the model is the export of a checkpoint
         self._reference = self._load_reference()
         self._critic = self._load_critic()
         # If one model computes padded rows, micro-batches must be limited by padded tokens.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
+        self._schedules = Schedules.of(run.plain())
         self._objective = Objective(
             component(run.loss), build(run.correction), self._kl, run.entropy_bonus
         )
@@ -94,6 +98,7 @@ class Learner:
             kl=self._kl,
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
+            schedules=self._schedules,
             for_statistics=reads_statistics(self._objective),
         )
 
@@ -136,12 +141,16 @@ class Learner:
         # a resumed run draws the same numbers, and checkpoints need not store RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
+        scheduled = self._schedules.values(batch.step)
+        self._beta = scheduled.get("kl.beta", self._beta)
+        objective = replace(self._objective, **self._schedules.options("", batch.step))
+        groups = {"token_loss": "loss", "correction": "correction"}
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
         alone = self._critic is not None and self._critic.trains_alone(batch.step)
         stats = self.policy.update(
             batch,
-            self._objective,
+            self._schedules.at(batch.step, objective, **groups),
             batches=[_without_weights(b) for b in batches] if alone else batches,
             updates=updates,
             beta=self._beta,
@@ -158,7 +167,7 @@ class Learner:
         # Refresh the reference after the update, because a refresh copies the new weights.
         if self._reference:
             self._reference.after_step(batch.step + 1)
-        return {**stats, **fixed}
+        return {**stats, **fixed, **{f"schedule/{key}": v for key, v in scheduled.items()}}
 
     def save(self, folder: Path) -> None:
         """Write the state of policy, critic and reference, and beta."""

@@ -22,6 +22,7 @@ class Rows:
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, N of them True
     envs: tuple[str, ...]  # [B] name of each row's environment, or ""
+    temperatures: Tensor | None = None  # [N, 1], or None: the run has one temperature
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class PolicyModule(nn.Module):
         self,
         token_ids: Tensor,  # [B, T]
         mask: Tensor,  # [B, T] False at position 0, which has no preceding token
-        temperature: float,  # divides the logits, as in sampling
+        temperature: float | Tensor,  # divides the logits, as in sampling; one number, or [N, 1]
         *,
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position

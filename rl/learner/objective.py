@@ -45,6 +45,7 @@ class Batch(Tokens):
     # Rows with the same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
+    temperatures: Tensor | None = None  # [N, 1] of sampling, or None: the run has one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
     scored: bool = False  # whether `logprobs` and `entropies` are set, before the first update

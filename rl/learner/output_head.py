@@ -11,6 +11,8 @@ chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ class OutputHead(torch.autograd.Function):
         weight: Tensor,  # [V, H]
         bias: Tensor | None,  # [V]
         targets: Tensor,  # [N] token ids, or [N, M] with M tokens per position
-        temperature: float,
+        temperature: float | Tensor,  # one number, or [N, 1]
         chunk: int,
         dtype: torch.dtype,  # dtype of the product of hidden states and weight
         with_entropies: bool,
@@ -42,8 +44,10 @@ class OutputHead(torch.autograd.Function):
         cast = weight.to(dtype)
         normalisers, logprobs, entropies = [], [], []
         # Without tokens, `split` yields one empty chunk.
-        for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            logits = chunk_logits(h, cast, bias, temperature)  # [C, V]
+        for h, t, divisor in zip(
+            hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
+        ):
+            logits = chunk_logits(h, cast, bias, divisor)  # [C, V]
             normaliser = logits.logsumexp(-1)  # [C]
             normalisers.append(normaliser)
             logprobs.append(logits.gather(-1, _as_columns(t)) - normaliser.unsqueeze(-1))
@@ -70,16 +74,17 @@ class OutputHead(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if of_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
-        for begin in range(0, len(targets), chunk):
+        divisors = _split(temperature, chunk)
+        for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)
-            logits = chunk_logits(hidden[part], cast, bias, temperature)  # [C, V]
+            logits = chunk_logits(hidden[part], cast, bias, divisor)  # [C, V]
             log_p = logits.sub_(normalisers[part].unsqueeze(-1))
             p = log_p.exp()
             grads = p * -logprob_grads[part].sum(-1, keepdim=True)  # [C, V] gradient of the logits
             if ctx.entropy_gradient:
                 surprise = log_p.add_(entropies[part].unsqueeze(-1))
                 grads.sub_(p.mul_(surprise).mul_(entropy_grads[part].unsqueeze(-1)))
-            grads.scatter_add_(-1, targets[part], logprob_grads[part]).div_(temperature)
+            grads.scatter_add_(-1, targets[part], logprob_grads[part]).div_(divisor)
             if hidden_grad is not None:
                 hidden_grad[part] = grads.to(dtype) @ cast
             if weight_grad is not None:
@@ -94,7 +99,13 @@ def _as_columns(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
-def chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _split(temperature: float | Tensor, chunk: int) -> Iterable[float | Tensor]:
+    return temperature.split(chunk) if isinstance(temperature, Tensor) else repeat(temperature)
+
+
+def chunk_logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor
+) -> Tensor:
     """Return the logits of hidden states [C, H] at this temperature, at least in float32."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)
@@ -107,7 +118,7 @@ def most_likely(
     hidden: Tensor,
     top_k: int,
     vocabulary: int,
-    temperature: float,
+    temperature: float | Tensor,
     chunk: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
@@ -118,9 +129,7 @@ def most_likely(
     """
     weight = head.weight.to(dtype)
     best = [
-        chunk_logits(part, weight, head.bias, temperature)
-        .log_softmax(-1)[:, :vocabulary]
-        .topk(top_k)
-        for part in hidden.split(chunk)
+        chunk_logits(part, weight, head.bias, divisor).log_softmax(-1)[:, :vocabulary].topk(top_k)
+        for part, divisor in zip(hidden.split(chunk), _split(temperature, chunk), strict=False)
     ]
     return torch.cat([part.indices for part in best]), torch.cat([part.values for part in best])

@@ -133,7 +133,7 @@ class Policy:
             objective = with_statistics(objective, scored)
         for number, batch in enumerate(batches):
             outputs = self.engine(
-                *(batch.token_ids, batch.mask, self._temperature),
+                *(batch.token_ids, batch.mask, self._temperature_of(batch)),
                 entropies=True,
                 candidates=batch.candidates,
             )
@@ -165,16 +165,20 @@ class Policy:
             "train/empty": 0.0,
         }
 
+    def _temperature_of(self, rows: Batch | Rows) -> float | Tensor:
+        return self._temperature if rows.temperatures is None else rows.temperatures
+
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch at the sampler's temperature. Collective."""
-        return self._score(batch.token_ids, batch.mask, self._temperature)[0]
+        return self._score(batch.token_ids, batch.mask, self._temperature_of(batch))[0]
 
     @torch.no_grad()
     def scored(self, batch: Batch) -> Batch:
         """Return the micro-batch with the policy's logprobs and entropies. Collective."""
         options = {"entropies": True, "candidates": batch.candidates}
-        outputs = self._score(batch.token_ids, batch.mask, self._temperature, **options)
+        temperature = self._temperature_of(batch)
+        outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
         names = ("logprobs", "entropies", "candidate_logprobs")
         return replace(batch, scored=True, **dict(zip(names, outputs, strict=False)))
 
@@ -183,7 +187,8 @@ class Policy:
         """Return logprobs and `top_k` most likely tokens under the base model. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
-            outputs = self._score(rows.token_ids, rows.mask, self._temperature, top_k=likeliest)
+            temperature = self._temperature_of(rows)
+            outputs = self._score(rows.token_ids, rows.mask, temperature, top_k=likeliest)
         return Scored(outputs[0], *outputs[2:])
 
     @torch.no_grad()
@@ -198,7 +203,7 @@ class Policy:
         return result.cpu()
 
     def _score(
-        self, token_ids: Tensor, mask: Tensor, temperature: float, **options: Any
+        self, token_ids: Tensor, mask: Tensor, temperature: float | Tensor, **options: Any
     ) -> tuple[Tensor, ...]:
         """Return the module's outputs for the masked tokens, without dropout."""
         self.engine.eval()

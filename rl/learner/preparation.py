@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl.config.schedules import NO_SCHEDULES, Schedules
 from rl.learner.critic import Critic
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import Rows
@@ -42,6 +43,7 @@ class Preparation:
     kl: KLPenalty
     compared: bool
     critic: Critic | None = None
+    schedules: Schedules = NO_SCHEDULES
     for_statistics: bool = False
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
@@ -49,6 +51,10 @@ class Preparation:
         batches = [
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
+        if temperature := self.schedules.functions.get("sampler.temperature"):
+            of_rollout = torch.tensor([[temperature(v)] for v in batch.versions.tolist()])  # [R, 1]
+            of_rollout = of_rollout.to(self.policy.ranks.device)
+            batches = [replace(b, temperatures=of_rollout[b.rollout_ids]) for b in batches]
         if self.reference:
             scores = self.reference.score([_reference_rows(batch) for batch in batches])
             batches = [
@@ -112,8 +118,8 @@ class Preparation:
 def _reference_rows(batch: Batch) -> Rows:
     """Return the rows that the reference scores, with hints in their prompts if it sees hints."""
     if batch.hinted_token_ids is None or batch.hinted_mask is None:
-        return Rows(batch.token_ids, batch.mask, batch.envs)
-    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs)
+        return Rows(batch.token_ids, batch.mask, batch.envs, batch.temperatures)
+    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs, batch.temperatures)
 
 
 def relative_penalties(

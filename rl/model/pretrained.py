@@ -5,9 +5,10 @@ the check, vLLM or the trainer would report a missing file later and less clearl
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from huggingface_hub import constants, snapshot_download
@@ -34,6 +35,7 @@ class PretrainedModel:
     path: str
     revision: str | None
     renderer: str
+    renderer_options: Mapping[str, Any] | None = None
     dtype: Literal["bfloat16", "float32"]
     head_dtype: Literal["float32"] | None
     max_seq_len: int

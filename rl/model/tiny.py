@@ -89,6 +89,7 @@ class TinyModel:
     warm_start: Node | None
 
     renderer: ClassVar[str] = "qwen3"
+    renderer_options: ClassVar[None] = None
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def __post_init__(self) -> None:

@@ -3,15 +3,15 @@
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Every renderer keeps its family's default for thinking. Qwen3 has enable_thinking=True, which
-adds nothing to the prompt: the prompt ends after the assistant's role line, as in the templates of
-the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
-enable_thinking=False would add an empty think block to every prompt, but the tiny model and
-Qwen3-4B-Instruct-2507 were not trained on such a block.
+Without model.renderer_options a renderer keeps its family's default for thinking. Qwen3 has
+enable_thinking=True, which adds nothing to the prompt: the prompt ends after the assistant's role
+line, as in the templates of the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of
+Qwen3-0.6B (may think). enable_thinking=False adds an empty think block to every prompt, but the
+tiny model and Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ import tokenizers
 from renderers import ParsedResponse, Renderer, config_from_name, create_renderer
 from renderers.base import MODEL_RENDERER_MAP
 
+Options = Mapping[str, Any]
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
 """The allowed values of model.renderer besides auto: the model families of `renderers`."""
 
@@ -78,9 +79,17 @@ class Tokenizer:
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
 
-def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Renderer:
+def load_renderer(
+    folder: Path,
+    name: str,
+    options: Options | None = None,
+    *,
+    keep_thinking: bool = False,
+    skip_unknown: bool = False,
+) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
+    `options` are those of model.renderer_options; `skip_unknown` ignores those of other renderers.
     `keep_thinking` keeps the thinking of earlier turns even if the model's template drops it.
     """
     tokenizer = Tokenizer(folder)
@@ -91,6 +100,16 @@ def load_renderer(folder: Path, name: str, *, keep_thinking: bool = False) -> Re
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"model.renderer={name} does not exist: {hint}choose auto, {_listed()}")
     config: Any = config_from_name(name)
+    fields, given = type(config).model_fields, dict(options or {})
+    if skip_unknown:
+        given = {key: value for key, value in given.items() if key in fields}
+    try:
+        config = type(config)(**{**config.model_dump(exclude_unset=True), **given})
+    except ValueError as error:
+        raise ValueError(
+            f"model.renderer_options={given} does not fit the renderer {name}, which has the "
+            f"options {', '.join(sorted(fields.keys() - {'name'}))}: {error}"
+        ) from error
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
         # If all thinking is kept, later prompts begin with the sampled tokens, so each rollout
@@ -233,10 +252,10 @@ class PlainParser:
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 
 
-def load_parser(folder: Path, name: str) -> Renderer:
+def load_parser(folder: Path, name: str, options: Options | None = None) -> Renderer:
     """Return the renderer of the model's family. With name=auto, fall back to PlainParser."""
     try:
-        return load_renderer(folder, name)
+        return load_renderer(folder, name, options, skip_unknown=True)
     except ValueError:
         if name != "auto":  # the user chose a renderer
             raise

@@ -16,15 +16,16 @@ from envs.episode import Example
 from envs.protocol import Environment, Pool
 from rl.config.build import build
 from rl.config.facts import sees_hint
+from rl.config.schedules import Schedules
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator, evaluator_of
 from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
-from rl.records import PlayGroup, Rollout
+from rl.records import Rollout
 from rl.rollouts.credit import GroupCredit
-from rl.rollouts.dispatcher import Dispatcher, DispatcherState
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -44,11 +45,12 @@ from rl.sampling.watchdog import Watchdog
 
 def _expert_player(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
-) -> PlayGroup:
+) -> PlayGroupAt:
     async def play_group(
         index: int,
         example: Example,  # only selects the environment, because the sampler makes the prompts
         group_size: int,
+        *_: int,
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{index}")
         return sampler.group(
@@ -80,7 +82,8 @@ async def main(run_folder: RunFolder) -> None:
     status.set("loading the environment")
     env: Environment = build(run.env)()
     pools = env.pools("train")
-    sampler = build(run.sampler)()
+    sampler, schedules = build(run.sampler)(), Schedules.of(run.plain())
+    model = build(run.model)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
@@ -96,7 +99,8 @@ async def main(run_folder: RunFolder) -> None:
                 router=replicas.router,
                 served_as=SERVED_AS[run.pushes_adapter],
                 model=run_folder.model(),
-                renderer=build(run.model)().renderer,
+                renderer=model.renderer,
+                renderer_options=model.renderer_options,
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
@@ -107,10 +111,12 @@ async def main(run_folder: RunFolder) -> None:
             watchdog = stack.enter_context(Watchdog(status.set))
             seed = run.seed if sampler.seeded else None
             player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
-            play_group = player.play_group
+            player = replace(player, schedules=schedules)
+            play_group: PlayGroupAt = player.play_group_at
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+            form = model.renderer, model.renderer_options
+            renderer = load_renderer(run_folder.model(), *form)
             play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
@@ -118,7 +124,9 @@ async def main(run_folder: RunFolder) -> None:
         dispatcher = Dispatcher(
             play_group=play_group,
             order=order,
-            credit=credit,
+            credit=lambda example, rollouts, version: schedules.at(
+                version, credit, truncation="truncation", shaping="reward", advantage="advantage"
+            )(example, rollouts),
             stateful=credit,
             buffer=build(run.buffer)(),
             group_size=run.group_size,

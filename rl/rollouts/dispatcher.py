@@ -12,20 +12,23 @@ after each change.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
-from rl.records import Credit, Group, PlayGroup, Rollout
+from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
 from rl.rollouts.sampling_limits import SamplingLimits
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
-GroupCredits = Callable[[Example, Sequence[Rollout]], tuple[Credit, ...]]
+GroupCredits = Callable[[Example, Sequence[Rollout], int], tuple[Credit, ...]]
+
+PlayGroupAt = Callable[[int, Example, int, int], Awaitable[tuple[Rollout, ...]]]
+"""(group index, example, group size, policy version at the start) -> rollouts"""
 
 
 class Stateful(Protocol):
@@ -58,7 +61,7 @@ class Dispatcher:
         stateful: an object whose state the dispatcher adds to its own state in checkpoints.
     """
 
-    play_group: PlayGroup
+    play_group: PlayGroupAt
     order: ExampleOrder
     credit: GroupCredits
     buffer: FifoBuffer
@@ -118,8 +121,8 @@ class Dispatcher:
     async def _play(self, index: int, version: int) -> None:
         place = self._untrained[index]
         example = self.order.example(place)
-        rollouts = await self.play_group(index, example, self.group_size)
-        group = Group(index, example, version, rollouts, self.credit(example, rollouts))
+        rollouts = await self.play_group(index, example, self.group_size, version)
+        group = Group(index, example, version, rollouts, self.credit(example, rollouts, version))
         async with self._changed:
             del self._running[index]
             self._limits.record_group(group)

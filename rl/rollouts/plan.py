@@ -130,6 +130,7 @@ def batch_rewards(groups: Sequence[Group]) -> dict[str, Any]:
     ]
     group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
     return {
+        "versions": np.array([groups[i].version for i in group_ids], np.int32),
         "rewards": np.array(rewards, np.float32),
         "group_ids": np.array(group_ids, np.int32),
         "turn_rewards": turn_rewards,

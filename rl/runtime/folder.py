@@ -1,6 +1,7 @@
 """The paths of all files of a run. No other module contains these file names."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,15 @@ class RunFolder:
     def model(self) -> Path:
         """Return the local folder of the initial model."""
         return Path(self._model_lines()[0])
+
+    @property
+    def started_from(self) -> str:
+        """The run and the step of the checkpoint with the initial weights, "" if there is none."""
+        with suppress(OSError, ValueError):
+            _, run, folder, checkpoint, _ = str(self.model()).rsplit("/", 4)
+            if folder == self.checkpoints.name:
+                return f"{run}, step {step_of(Path(checkpoint))}"
+        return ""
 
     def model_fingerprint(self) -> str:
         """Return the recorded fingerprint of the initial model, "" if none was recorded."""

@@ -9,6 +9,7 @@ sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat 
 earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,6 +68,10 @@ class Chat:
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
         raise NotImplementedError
+
+    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:  # noqa: ARG002
+        """Return the logprob of each token of `text`, in a turn that begins with `after`."""
+        raise ValueError("this client sends no tokens, so it scores no text: use client=renderer")
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the completion, without its stop text, into a message with tool calls."""
@@ -148,6 +153,7 @@ class ChatSettings:
         served_as: model name in requests to vLLM.
         model: local folder with the tokenizer.
         renderer: name of the chat format in the library `renderers`, or auto.
+        renderer_options: options of the renderer or of the chat template.
         tally: counts retried requests, for the metrics.
     """
 
@@ -159,6 +165,7 @@ class ChatSettings:
     served_as: str
     model: Path
     renderer: str
+    renderer_options: Mapping[str, Any] | None = None
     num_seqs: int | None = None
     tally: RequestTally = field(default_factory=RequestTally)
 

@@ -17,10 +17,12 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import ContextFull, Environment
+from rl.config.schedules import NO_SCHEDULES, Schedules
 from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
 from rl.sampling.chat import Chat, Hints, Prompt
@@ -50,11 +52,23 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
+    schedules: Schedules = NO_SCHEDULES
+    policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
     # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+
+    def at(self, version: int) -> Self:
+        """Return a copy with the sampler of `version`, and set the scheduled options of `env`."""
+        self.schedules.applied(self.env, "env", version)
+        options = self.schedules.options("sampler", version)
+        return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
+
+    async def play_group_at(self, *group: Any) -> tuple[Rollout, ...]:
+        """Play a group, given the arguments of `play_group` and the policy version."""
+        return await self.at(group[-1]).play_group(*group[:-1])
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -159,7 +173,8 @@ class Player:
 
     async def _play_once(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
         env, clock = start.env, start.clock
-        episode = Episode(start.example, env.opened(start.example.messages))
+        messages = env.opened(start.example.messages)
+        episode = Episode(start.example, messages, policy_version=self.policy_version)
         rows = RowBuilder(start.hints)
         rewards: dict[str, float] = {}
         turn_rewards: dict[str, tuple[float, ...]] = {}

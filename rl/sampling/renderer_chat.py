@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 from renderers import ParsedToolCall, Renderer
 
 from envs.messages import Message, assistant, well_formed
+from envs.protocol import ContextFull
 from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
@@ -68,6 +69,16 @@ class RendererChat(Chat):
         assert self.requests is not None, "only within group()"
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
+
+    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:
+        tokenizer: Tokenizer = cast("Any", self.renderer)._tokenizer
+        before, scored = tokenizer.encode(after), tokenizer.encode(text)
+        token_ids = [*prompt.token_ids, *before, *scored]
+        if len(token_ids) >= self.max_seq_len:  # vLLM samples one more token
+            raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
+        assert self.requests is not None, "only within group()"
+        logprobs = await self.requests.score(token_ids, version=self.version.number)
+        return logprobs[len(logprobs) - len(scored) :]
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the tokens before the stop text. An invalid tool call gets an `error`."""
@@ -202,7 +213,7 @@ class RendererClient:
         Raises:
             ValueError: on_rewrite=refuse, and the chat format drops the thinking of earlier turns.
         """
-        renderer = load_renderer(setting.model, setting.renderer)
+        renderer = load_renderer(setting.model, setting.renderer, setting.renderer_options)
         async with vllm_client(setting) as client:
             slots = CompletionSlots(setting.num_seqs)
             limit, version = setting.max_seq_len, setting.version
@@ -216,7 +227,8 @@ class RendererClient:
             yield chat
 
     async def _keep_thinking(self, chat: RendererChat, setting: ChatSettings) -> None:
-        chat.renderer = load_renderer(setting.model, setting.renderer, keep_thinking=True)
+        form = setting.renderer, setting.renderer_options
+        chat.renderer = load_renderer(setting.model, *form, keep_thinking=True)
         if await rewrites_history(chat, chat.renderer):
             raise ValueError(
                 f"client.on_rewrite=extend, but the chat format {setting.renderer!r} cannot keep "

@@ -74,6 +74,16 @@ class Speaker:
             message, completion.cut_off, len(completion.prompt_ids), len(completion.token_ids)
         )
 
+    async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
+        """Return the policy's logprobs of a text (envs/protocol.py, Speak.logprobs)."""
+        prompt = await self.chat.first_prompt(self.opened(messages), None)
+        try:
+            async with self.engine():
+                return await self.chat.logprobs(prompt, after, text)
+        except GenerationError as error:
+            self._failure = error
+            raise
+
     def raise_failure(self) -> None:
         """Raise the error of a failed request again, in case the environment caught it."""
         if self._failure is not None:

@@ -8,10 +8,10 @@ each prompt repeats the sampled tokens exactly. Otherwise a new row begins (row_
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from renderers import Renderer
 
@@ -30,10 +30,12 @@ class TokensChat(RendererChat):
 
     Attributes:
         on_rewrite: what to do if the template changes earlier turns; None: there is only one turn.
+        template_options: variables that the chat template reads, such as enable_thinking.
     """
 
     render_error: ClassVar[type[Exception]] = ValueError
     on_rewrite: Literal["fork", "refuse"] | None = None
+    template_options: Mapping[str, Any] | None = None
     # At most one task, which tests the template. Copies of the chat share the list. The test cannot
     # run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
@@ -57,7 +59,8 @@ class TokensChat(RendererChat):
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         assert self.requests is not None, "only within group()"
-        return Prompt(messages, tools, await self.requests.tokenize(messages, tools))
+        token_ids = await self.requests.tokenize(messages, tools, self.template_options)
+        return Prompt(messages, tools, token_ids)
 
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
@@ -77,10 +80,12 @@ class TokensClient:
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator[TokensChat]:
         """Yield the chat. `TokensChat.check_server` tests the chat template later."""
-        renderer: Renderer = load_parser(setting.model, setting.renderer)
+        options = setting.renderer_options
+        renderer: Renderer = load_parser(setting.model, setting.renderer, options)
         async with vllm_client(setting) as client:
             yield TokensChat(
                 *(setting.sampler, renderer, client, setting.max_seq_len, setting.version),
                 on_rewrite=self.on_rewrite if setting.has_turns else None,
+                template_options=options,
                 slots=CompletionSlots(setting.num_seqs),
             )

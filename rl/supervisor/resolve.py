@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from rl.cluster.host import Hosts
 from rl.config.check import check
+from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.config.transport import NO_ADAPTED_EXPERTS
 from rl.model.lora import check_targets
@@ -67,7 +68,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
     """
     check(config)
     with as_config_error():
-        return placed(Run.of(config), machines)
+        return placed(Run.of(split(config)), machines)
 
 
 def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:

@@ -26,6 +26,7 @@ from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.facts import fact
+from rl.config.initial import initial_checkpoint
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
@@ -197,6 +198,10 @@ class _Launch:
 
     def prepared(self, run: Run, compose: Compose) -> Path:
         """Return the folder of the base model. Do its warm start first if it is not cached."""
+        if checkpoint := initial_checkpoint(vars(run)):
+            with as_config_error():
+                check_trainable(model := RunFolder.export_of(checkpoint))
+            return model
         source = build(run.model)()
         if run.model.warm_start is None:
             return _trainable_model(source, self.run_folder)
@@ -277,7 +282,8 @@ def _check_chat_format(run: Run, model: Path) -> None:
         from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
 
         with as_config_error():
-            load_renderer(model, build(run.model)().renderer)
+            made = build(run.model)()
+            load_renderer(model, made.renderer, made.renderer_options)
 
 
 def _trainable_model(source: Any, run_folder: RunFolder) -> Path:

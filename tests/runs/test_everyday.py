@@ -17,7 +17,7 @@ from tests.support.launching import ROOT, Result, begin, ended
 
 PAGE = ROOT / "docs" / "everyday.md"
 FILES, COMMANDS = printed.files(PAGE), printed.commands(PAGE)
-_, FIRST, UNTIL, SECOND, EVALUATE, SWEEP, SHOWN, GROUP, PLAN, REPORT = COMMANDS
+_, SCHEDULED, FIRST, UNTIL, SECOND, EVALUATE, SWEEP, SHOWN, GROUP, PLAN, REPORT = COMMANDS
 SCRIPTED = "inference._target_=scripted_vllm.ScriptedVLLM"
 SHORT = f"{SCRIPTED} sampler=sync sync.max_mismatch=1e9 batch_size=16 group_size=8"
 SECONDS = 300
@@ -35,6 +35,7 @@ def mine(tmp_path_factory) -> Path:
 def typed(command: str) -> str:
     """Return a command as printed, with this interpreter and checkout, and a short run's step."""
     line = command.replace("/path/to/offbyone", str(ROOT)).replace("step_000150", "step_000003")
+    line = line.replace("init_from=first:150", "init_from=first:3")
     return line.replace("python", sys.executable, 1)
 
 
@@ -48,13 +49,17 @@ def do(command: str, folder: Path, name: str = "") -> Result:
     return ended(process, folder / "outputs" / name, SECONDS)
 
 
-@pytest.mark.parametrize(("command", "said"), [(UNTIL, "run"), (SWEEP, "sweep")])
+@pytest.mark.parametrize(
+    ("command", "said"), [(SCHEDULED, "run"), (UNTIL, "run"), (SWEEP, "sweep")]
+)
 def test_the_other_commands_are_accepted_but_for_a_mistake_that_is_added(command, said, mine):
     done = do(f"{command} batch_size=17", mine)
     assert done.status == 2, done.screen
     title, *problems = done.screen.strip().splitlines()
     assert title == f"this {said} cannot start:"
-    assert [problem[:19] for problem in problems] == ["- batch_size=17 is "]
+    assert {problem.partition("batch_size=17 is ")[1] for problem in problems} == {
+        "batch_size=17 is "
+    }
 
 
 def test_the_configuration_is_shown_whole_and_by_group_and_planned(mine):
@@ -149,14 +154,15 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     model = (mine / "outputs" / "second" / "model.txt").read_text().splitlines()[0]
     assert model == str(first.folder / "checkpoints" / "step_000003" / "hf")
     config = (mine / "outputs" / "second" / "config.yaml").read_text()
-    assert "rl.model.lora.NoAdapter" in config
+    assert "init_from: first:3\n" in config
 
     diff = do("diff outputs/first/config.yaml outputs/second/config.yaml", mine)
     assert diff.status == 1
     assert "< max_steps: 50\n" in diff.screen
-    assert ">   _target_: rl.model.pretrained.PretrainedModel\n" in diff.screen
+    assert "> init_from: first:3\n" in diff.screen
     report = do(REPORT, mine)
     assert report.status == 0, report.screen
+    assert "Initial weights from other runs: first, step 3." in report.screen
 
 
 @pytest.mark.server

@@ -1,6 +1,7 @@
 """Whole runs on the real stack: the metrics show the settings that the user asked for."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from tests.support.launching import ROOT
+
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
 # After a short warm start no word is right, but some letters are.
+COOLER = "sampler.temperature={_target_: rl.schedule.linear, start: 1.0, end: 0.4, steps: 4}"
 LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
 # The entropy bonus gives every step a gradient, even if all rewards are equal.
 FIRST = ["trainer.checkpoint_every=2", "seed=3", "entropy_bonus=0.01", LETTERS]
@@ -79,7 +83,7 @@ def _examples(folder, step):
 def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
     result = launcher.succeed(
         "sync", "max_steps=3", LETTERS, "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
-        "deepspeed=zero2", "loss=grpo",
+        "deepspeed=zero2", "loss=grpo", COOLER,
     )  # fmt: skip
     assert [line["staleness/max"] for line in result.metrics] == [0, 0, 0]
     assert all(line["mismatch/mean_abs"] < 1e-4 for line in result.metrics)
@@ -87,12 +91,18 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
 
 
 def test_staleness_four_under_zero3_never_exceeds_four(launcher, monkeypatch):
+    shutil.copy(ROOT / "examples" / "my-lab" / "my_lab" / "likely.py", launcher.output)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the forked engine of vLLM must respect it
     result = launcher.succeed(
         "stale", "max_steps=7", "sampler.max_staleness=4", "deepspeed=zero3", "loss=ppo_clip",
-        "env=arithmetic",
+        "env=arithmetic", COOLER, "env._target_=likely.Likely",
+        "+env.reward_weights.likely=1.0",
     )  # fmt: skip
     behind = [line["staleness/max"] for line in result.metrics]
     assert behind[0] == 0
     assert max(behind) <= 4
+    # vLLM scores the right answer in each episode.
+    assert all(0 < line["reward/likely"] < 1 for line in result.metrics)
+    # Every token is trained at the temperature at which it was sampled.
+    assert max(line["train/kl_to_rollout"] for line in result.metrics) < 0.05
     assert all(line["mismatch/mean_abs"] < 0.02 for line in result.metrics)

@@ -72,7 +72,7 @@ class ScriptedClient:
 
     def __init__(self, *answers: str | Exception, seconds: float = 0.0) -> None:
         self.answers, self.seconds = list(answers), seconds
-        self.requests, self.given = [], 0
+        self.requests, self.scored, self.given = [], [], 0
 
     def group(self):
         return nullcontext(self)
@@ -81,6 +81,10 @@ class ScriptedClient:
         self.requests.append((list(prompt_ids), sampling, n, version))
         await asyncio.sleep(self.seconds)
         return [self._next(list(prompt_ids), sampling["max_tokens"], version) for _ in range(n)]
+
+    async def score(self, token_ids, *, version):
+        self.scored.append((list(token_ids), version))
+        return [-token / 8 for token in token_ids[1:]]
 
     def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
         answer = self.answers[min(self.given, len(self.answers) - 1)]

@@ -31,7 +31,7 @@ ROW = TrainingRow(  # of one token, for those who count groups
 )
 
 
-def _credit(example, rollouts):
+def _credit(example, rollouts, version):
     rewards = [rollout.reward for rollout in rollouts]
     advantages = group_mean(ScoredGroup.by_hand(rewards))
     return tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
@@ -72,7 +72,7 @@ class World:
         )
         self.first_step = step
 
-    async def play_group(self, index, example, group_size):
+    async def play_group(self, index, example, group_size, version):
         random = Random(f"{self.seed}:{index}")
         began, begun = self.dispatcher.version.number, len(self.started)
         assert began >= self.first_step, "started before the first push"

@@ -105,10 +105,12 @@ class _ReferenceCopy(Reference):
 
     @torch.no_grad()
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        temperature, vocabulary = self._setting.temperature, self._setting.vocabulary
-        top_k = (self._top_k, vocabulary) if self._top_k else None
+        top_k = (self._top_k, self._setting.vocabulary) if self._top_k else None
+        shared = self._setting.temperature
+        temperatures = (shared if r.temperatures is None else r.temperatures for r in batches)
         outputs = (
-            self._module(rows.token_ids, rows.mask, temperature, top_k=top_k) for rows in batches
+            self._module(rows.token_ids, rows.mask, temperature, top_k=top_k)
+            for rows, temperature in zip(batches, temperatures, strict=True)
         )
         return [Scored(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
 

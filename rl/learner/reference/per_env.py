@@ -84,7 +84,11 @@ def _rows_of(name: str, rows: Rows) -> Rows:
     """Return the rows of environment `name`, or one row without completion tokens."""
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
-        return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own))
+        temperatures = rows.temperatures
+        if temperatures is not None:
+            envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
+            temperatures = temperatures[[env == name for env in envs]]
+        return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own), temperatures)
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 

@@ -282,6 +282,8 @@ def test_many_arms_are_counted_and_the_best_is_named():
     assert text.endswith("); 1 is worse, 1 is unclear.")
     equal = compare([arm(name, scores(i)) for i, name in enumerate(names)])
     assert headline(equal) == f"None of 5 arms can be distinguished from {names[0]}."
+    two = [arm("a" * 90, scores(1)), arm("b" * 90, scores(2))]
+    assert headline(compare(two)).startswith("The other arm cannot be distinguished from ")
     longest = [replace(one, name=f"{'x' * 40}{i}") for i, one in enumerate(arms)]
     assert headline(compare(longest)).startswith("3 of 5 arms beat the baseline, best xxx")
     assert max(len(headline(compare(several))) for several in (arms, longest)) <= 120

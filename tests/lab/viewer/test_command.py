@@ -35,6 +35,15 @@ def test_a_folder_without_a_run_is_refused(run, capsys, tmp_path):
     assert "gone does not exist" in said(capsys, str(tmp_path / "gone"))[1]
 
 
+def test_the_texts_name_the_command_with_which_the_program_was_started(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent.parent)
+    assert "python view.py outputs/first" in said(capsys)[1]
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/there/bin/offbyone", "view"])
+    text = said(capsys)[1]
+    assert "offbyone view outputs/first" in text
+    assert "python" not in text
+
+
 def test_a_folder_of_runs_and_a_sweep_show_all_their_runs(run, capsys, tmp_path):
     copy_run(run.parent / "second", steps=1)
     page = tmp_path / "page.html"

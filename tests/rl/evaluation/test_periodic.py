@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from envs.episode import Example
+from rl.config.schedules import Schedules
 from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation
 from rl.inference.live_version import LiveVersion
 from rl.runtime.folder import RunFolder
@@ -48,6 +49,25 @@ class Trainer:
     def _publish(self, version: int) -> None:
         self.version.publish(version)
         self.evaluator.start(version)
+
+
+def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path):
+    client = ScriptedClient("good", "bad")
+    trainer = Trainer(tmp_path, client, every=2, last=2)
+    schedules = Schedules(
+        {
+            "sampler.temperature": lambda step: 1.0 - 0.1 * step,
+            "evaluation.temperature": lambda step: 0.5 + step,
+            "env.max_turns": lambda step: 1 + step,
+        }
+    )
+    trainer.evaluator.player = player = replace(trainer.player, schedules=schedules)
+    run_virtually(player.play_group_at(0, HELD_OUT[0], 1, 3))
+    assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [0.7]
+    assert player.env.max_turns == 4
+    client.requests.clear()
+    run_virtually(trainer.evaluator._player_of(2).play_group(0, HELD_OUT[0], 1))
+    assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [2.5]
 
 
 def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):

@@ -41,6 +41,21 @@ def test_its_gradient_is_the_difference_quotient(chunk, with_bias, gradient):
     assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_each_token_may_have_its_own_temperature(chunk):
+    (hidden, weight, bias), targets = inputs()
+    temperatures = torch.linspace(0.4, 1.6, N, dtype=torch.float64).unsqueeze(-1)  # [N, 1]
+
+    def logprobs(hidden, weight, bias, temperature=temperatures):
+        rest = targets, temperature, chunk, hidden.dtype, True, True
+        return OutputHead.apply(hidden, weight, bias, *rest)[0]
+
+    for i, temperature in enumerate(temperatures[:, 0].tolist()):
+        expected = logprobs(hidden, weight, bias, temperature)[i]
+        torch.testing.assert_close(logprobs(hidden, weight, bias)[i], expected)
+    assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias), atol=1e-7, rtol=1e-5)
+
+
 def test_two_words_by_hand():
     """Logits 0 and log 3 at temperature 0.5 are 0 and log 9: p = 0.1 and 0.9."""
     hidden = torch.tensor([[1.0]], requires_grad=True)

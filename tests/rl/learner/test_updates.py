@@ -17,6 +17,7 @@ from losses.kl import k1, k3
 from losses.ppo_clip import ppo_clip
 from losses.reverse_kl_topk import reverse_kl_topk
 from losses.tokens import TokenLoss
+from rl.config.schedules import Schedules
 from rl.dry_call.learn import completed
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
@@ -90,6 +91,41 @@ def test_a_step_with_divergence_and_entropy_is_that_of_plain_torch(setup, mode):
     stats = policy.update(batch, objective, batches=batches, beta=BETA)
     assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-5
     assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
+
+
+@per_world("mode", {1: ("zero0",)})
+@on_ranks
+def test_tokens_are_scored_at_the_temperature_at_which_their_group_started(setup, mode):
+    def loss(tokens):
+        seen.append(tokens.logprobs.detach())
+        return TokenLoss(tokens.logprobs * tokens.advantages, {})
+
+    policy, _ = trained(setup, mode)
+    reference = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
+    reference = reference.start(setting(setup, policy, seed=0))
+    num_rollouts = 1 + max(row.rollout_id for row in setup.rows)
+    versions = np.arange(num_rollouts, dtype=np.int32) % 3
+    batch = replace(setup.batch(setup.rows), versions=versions)
+    temperature = Schedules({"sampler.temperature": lambda step: 0.5 + step})
+    prepare = preparation(policy, keeps_old=True, reference=reference, beta=0.0)
+    batches, _ = replace(prepare, schedules=temperature)(batch, 0.0)
+    own, seen = [], []
+    for b in batches:
+        ones = [policy.logprobs(b.token_ids.numpy(), 0.5 + v)[b.mask] for v in range(3)]
+        chosen = torch.tensor(versions)[b.rollout_ids], torch.arange(len(ones[0]))
+        own.append(torch.stack(ones)[chosen])
+        torch.testing.assert_close(b.old_logprobs, own[-1])
+        refs = [
+            InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
+            .start(setting(setup, policy, temperature=0.5 + version))
+            .score([Rows(b.token_ids, b.mask, b.envs)])[0]
+            .logprobs
+            for version in range(3)
+        ]
+        torch.testing.assert_close(b.ref_logprobs, torch.stack(refs)[chosen])
+    policy.update(batch, Objective(loss), batches=batches)
+    for found, expected in zip(seen, own, strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @stages
@@ -354,6 +390,35 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     assert 0 < expected["train/kl_divergence"] < 0.04
     betas = [each["train/kl_beta"] for each in (*stats, found)]
     assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
+def test_a_new_run_continues_with_the_optimizer_of_another_run_if_asked(setup, how):
+    def start(folder, *overrides):
+        fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
+        return Learner(completed(composed(*fast, *overrides)), folder, setup.ranks)
+
+    parent, child = RunFolder(setup.new_folder()), RunFolder(setup.new_folder())
+    parent.set_model(setup.sources["float32"])
+    one = start(parent)
+    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
+    one.update(first)
+    checkpoint = parent.checkpoint(1)
+    if setup.ranks.first:
+        checkpoint.mkdir(parents=True)
+    torch.distributed.barrier()
+    one.save(checkpoint)
+    one.policy.export(parent.export_of(checkpoint), parent.model())
+    child.set_model(parent.export_of(checkpoint))
+    torch.distributed.barrier()
+    one.update(second)
+    expected = setup.everywhere(one.policy)
+    for with_optimizer in (True, False):
+        other = start(child, "init_from=first", f"init_optimizer={with_optimizer}", "loss=grpo")
+        other._objective = one._objective
+        other.update(second)
+        assert all_same(setup.everywhere(other.policy), expected) == with_optimizer
 
 
 @per_world("how", {1: ["alone"], 2: ["shared"]})

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl.model.tiny import byte_tokenizer
-from rl.model.tokenizer import Tokenizer, hub_name, load_renderer
+from rl.model.tokenizer import Tokenizer, hub_name, load_parser, load_renderer
 from tests.support.scripted import tiny_model as tiny
 
 
@@ -54,6 +54,20 @@ def test_the_prompt_ends_with_the_role_and_no_think_block(tmp_path):
         "<|im_start|>assistant\n9<|im_end|>\n<|im_start|>user\nwhy 🙂<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_options_change_the_prompt_and_a_wrong_one_is_refused_with_the_right_ones(tmp_path):
+    folder = tiny(tmp_path)
+    ids = load_renderer(folder, "qwen3", {"enable_thinking": False}).render_ids(
+        CONVERSATION, add_generation_prompt=True
+    )
+    prompt = Tokenizer(folder).decode(ids)
+    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    effort = {"reasoning_effort": "low"}
+    said = r"model.renderer_options=.* the renderer qwen3, which has the options enable_thinking, "
+    with pytest.raises(ValueError, match=said):
+        load_renderer(folder, "qwen3", effort)
+    assert load_parser(folder, "qwen3", effort)  # a chat template may read other variables
 
 
 @pytest.mark.parametrize("role", ["system", "user", "tool"])

@@ -177,7 +177,7 @@ def test_a_checkpoint_keeps_the_state_of_the_advantage():
 
 
 def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():
-    async def play_group(index, example, group_size):
+    async def play_group(index, example, group_size, version):
         errors = ["Env.score raised KeyError: 'a' (env.py:3)", f"rare {index}"]
         return tuple(
             Rollout((), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, error) for error in errors
@@ -194,7 +194,7 @@ def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():
 
 
 def test_one_scored_rollout_in_some_groups_keeps_the_run_alive():
-    async def play_group(index, example, group_size):
+    async def play_group(index, example, group_size, version):
         await asyncio.sleep(1)
         rewards = (1.0 if index % 3 == 0 else None, None)
         return tuple(
@@ -220,7 +220,7 @@ async def _batches(world: World, count: int, every: int = 3) -> None:
 def graded(reward_of):
     """Return a function that plays groups of two with these rewards, which finish in order."""
 
-    async def play_group(index, example, group_size):
+    async def play_group(index, example, group_size, version):
         await asyncio.sleep(1 + index / 1000)
         return tuple(Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0) for r in reward_of(index))
 
@@ -274,7 +274,7 @@ def test_a_resumed_run_keeps_the_state_of_the_buffer():
 
 
 def test_an_error_of_a_group_ends_the_run():
-    async def play_group(index, example, group_size):
+    async def play_group(index, example, group_size, version):
         raise OSError("vLLM is out of reach")
 
     world = World(0, 1)

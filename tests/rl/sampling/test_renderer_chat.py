@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,15 @@ class Server:
         self._template = jinja2.Environment().from_string(config["chat_template"])
         self._tokenizer, self._answers, self._version = Tokenizer(folder), answers, version
         self.prompts: list[list[int]] = []
+        self.options: list[dict[str, Any]] = []
         self.sampled: list[list[int]] = []
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         if any(message["role"] == "alien" for message in body["messages"]):
             return web.Response(status=400, text="no such role")
-        text = self._template.render(messages=body["messages"], add_generation_prompt=True)
+        self.options.append(given := body.get("chat_template_kwargs", {}))
+        text = self._template.render(messages=body["messages"], add_generation_prompt=True, **given)
         return web.json_response({"tokens": self._tokenizer.encode(text)})
 
     async def generate(self, request: web.Request) -> web.Response:
@@ -236,3 +239,18 @@ async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
 
     with pytest.raises(ValueError, match="template rejects the conversation: no such role"):
         await serving(Server(model, ()), model / "s.sock", ask())
+
+
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}])
+def test_the_servers_template_gets_the_options_at_every_turn(model, options):
+    server = Server(model, ("1", "2", "3"))
+
+    async def played() -> Rollout:
+        env = ScriptedEnv(("b?", "c?"), 3)
+        setting = replace(setting_of(model, "qwen3", env), renderer_options=options)
+        async with TokensClient(on_rewrite="fork").connect(setting) as chat:
+            return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
+
+    asyncio.run(serving(server, model / "vllm.sock", played()))
+    assert len(server.options) >= 3
+    assert server.options == [options] * len(server.options)

@@ -45,6 +45,36 @@ def test_a_conversation_that_only_grows_is_one_row():
     assert set(row.token_versions[row.completion_mask]) == {7}
 
 
+def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
+    async def talk(self, episode, speak):
+        spoken = await speak(list(HI), None)
+        logprobs = await speak.logprobs(list(HI), "42", after="so ")
+        episode.memory["known"] = logprobs, spoken.message["content"]
+
+    async def score(self, episode):
+        logprobs, said = episode.memory["known"]
+        return {"one": sum(logprobs) if said == "good" else 9.0}
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=talk, score=score), client)
+    (row,) = rollout.rows
+    assert bytes(t for t in row.token_ids[row.completion_mask] if t < 256) == b"good"
+    ((token_ids, version),) = client.scored
+    assert (bytes(token_ids[-5:]), version) == (b"so 42", 7)
+    assert token_ids[:-5] == row.token_ids[: len(token_ids) - 5].tolist()  # the turn's prompt
+    assert rollout.reward == -(ord("4") + ord("2")) / 8
+
+
+def test_a_text_that_does_not_fit_ends_the_episode():
+    async def talk(self, episode, speak):
+        await speak(list(HI), None)
+        await speak.logprobs(list(HI), "9" * 256)
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=talk), client)
+    assert (rollout.reward, client.scored) == (1.0, [])
+
+
 def test_additional_keys_of_a_message_do_not_fork_the_rollout():
     def repeat(self, message):
         return {"role": "assistant", "content": message["content"], "refusal": None}

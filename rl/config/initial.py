@@ -1,0 +1,41 @@
+"""A new run that starts from a checkpoint of another run: init_from=<run>[:<step>]."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl.config.positions import ADAPTER
+from rl.runtime.folder import RunFolder, step_of
+
+
+def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
+    """Return the checkpoint that `init_from` names, by default the newest of the run.
+
+    Raises:
+        ValueError: there is no such checkpoint, or it has no whole weights.
+    """
+    if (name := config.get("init_from")) is None:
+        return None
+    path, colon, step = name.rpartition(":")
+    path, step = (path, step) if colon and step.isdecimal() else (name, "")
+    folders = Path(path).expanduser().absolute(), Path(config["output_dir"], path).absolute()
+    saved = {step_of(c): c for f in folders for c in RunFolder(f).complete_checkpoints()}
+    chosen = saved.get(int(step) if step else max(saved, default=0))
+    if chosen is None or (RunFolder.export_of(chosen) / ADAPTER).is_file():
+        lacks = "contains only an adapter" if chosen else f"is not among steps {sorted(saved)}"
+        raise ValueError(
+            f"init_from={name}: the checkpoint {lacks} of {folders[0]}: name a run that trained "
+            "all weights, and one of its steps (<run>:<step>)"
+        )
+    return chosen
+
+
+def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Check init_from and init_optimizer of a new run. A resumed run reads its own checkpoints."""
+    try:
+        found = config["resume"] or initial_checkpoint(config)
+    except ValueError as error:
+        yield str(error)
+    else:
+        if config.get("init_optimizer") and not found:
+            yield "init_optimizer=true loads the optimizer of another run: set init_from=<a run>"

@@ -1,0 +1,143 @@
+"""Schedules: numbers of a configuration that are functions of the training step.
+
+    sampler: {temperature: {_target_: rl.schedule.linear, start: 1.0, end: 0.6, steps: 500}}
+    -> split -> sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
+
+After `split` all options are numbers. Components that follow schedules get the values of a step
+from `Schedules`. Sampler, environment and credit use the policy version at which a group of
+rollouts starts as the step. The trainer uses the step that it trains.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from rl.config.annotations import is_node, takes_only_int
+from rl.config.facts import fact
+from rl.config.limits import value_of
+from rl.config.signatures import read
+
+Config = Mapping[str, Any]
+
+SCHEDULED = (
+    *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
+    *("truncation.*", "advantage.*", "loss.*", "correction.*", "kl.beta", "entropy_bonus"),
+)
+
+
+def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
+    """Yield the dotted key and the node of each schedule in a configuration."""
+    with suppress(LookupError):  # the check reports a target that does not exist
+        if is_node(value) and fact(str(value["_target_"]), "is_schedule", False):
+            yield path, value
+            return
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if key != "schedules":
+            yield from schedule_nodes(item, f"{path}.{key}" if path else str(key))
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration with new values for dotted keys of at most two names."""
+    result = dict(config)
+    for key, value in changes.items():
+        group, _, name = key.partition(".")
+        result[group] = {**result[group], name: value} if name else value
+    return result
+
+
+def split(config: Config) -> dict[str, Any]:
+    """Return the configuration with numbers in place of its schedules, and the key `schedules`.
+
+    A number is the largest value during the run, so that a penalty that begins at 0 is prepared. An
+    environment gets its value at step 0, with which a warm start plays.
+    """
+    if not (nodes := dict(schedule_nodes(config))):
+        return dict(config)
+    config, steps = {**config, "schedules": nodes}, range(config["max_steps"] + 1)
+    functions = Schedules.of(config).functions.items()
+    return changed(
+        config, {k: f(0) if k.startswith("env.") else max(map(f, steps)) for k, f in functions}
+    )
+
+
+def joined(config: Config) -> dict[str, Any]:
+    """Return the configuration that `split` was given."""
+    config = dict(config)
+    return changed(config, config.pop("schedules", None) or {})
+
+
+def at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
+
+    A configuration without schedules is yielded once, after "".
+    """
+    config = split(config)
+    schedules, steps = Schedules.of(config), range(config.get("max_steps", 0) + 1)
+    functions = schedules.functions.values()
+    extremes = {extreme(steps, key=f) for f in functions for extreme in (min, max)}
+    for step in sorted(extremes):
+        yield f"at step {step}: ", changed(config, schedules.values(step))
+    if not extremes:
+        yield "", config
+
+
+@dataclass(frozen=True, eq=False)
+class Schedules:
+    """The schedules of a run by dotted key, as functions of the step; none by default."""
+
+    functions: Mapping[str, Callable[[int], float]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: Config) -> "Schedules":
+        """Return the schedules of a configuration that `split` returned."""
+        nodes = config.get("schedules") or {}
+        return Schedules({key: _function(config, key, node) for key, node in nodes.items()})
+
+    def values(self, step: int) -> dict[str, float]:
+        """Return the value of each schedule at a step, by dotted key."""
+        return {key: function(step) for key, function in self.functions.items()}
+
+    def options(self, group: str, step: int) -> dict[str, Any]:
+        """Return the values of a group's options by name; "" stands for the top-level keys."""
+        pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
+        return {name: value for (parent, _, name), value in pairs if parent == group}
+
+    def applied(self, made: Any, group: str, step: int) -> Any:
+        """Return a function with the options of a step, or the same instance with new attributes.
+
+        Raises:
+            ValueError: an instance has no attribute with the name of an option.
+        """
+        options = self.options(group, step)
+        if isinstance(made, partial):
+            return partial(made, **options) if options else made
+        for name, value in options.items():
+            if not hasattr(made, name):
+                raise ValueError(
+                    f"{group}.{name} is a schedule, but {type(made).__name__} has no attribute "
+                    f"{name} that could change: store the option as self.{name}"
+                )
+            object.__setattr__(made, name, value)  # the instance may be a frozen dataclass
+        return made
+
+    def at(self, step: int, record: Any, **groups: str) -> Any:
+        """Return a copy of a dataclass in which fields (field=group) have the options of a step."""
+        return replace(
+            record, **{f: self.applied(getattr(record, f), g, step) for f, g in groups.items()}
+        )
+
+
+NO_SCHEDULES = Schedules()
+
+
+def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
+    """Return a schedule as a function of the step. Round if the option accepts only integers."""
+    module, _, name = node["_target_"].rpartition(".")
+    options = {option: value for option, value in node.items() if option != "_target_"}
+    function = partial(getattr(import_module(module), name), **options)
+    group, _, option = key.rpartition(".")
+    known = read(value_of(config, f"{group}._target_") or "rl.config.schema.Run").get(option)
+    return (lambda step: round(function(step))) if known and takes_only_int(known) else function

@@ -1,0 +1,49 @@
+"""A run that starts from a checkpoint of another run."""
+
+from pathlib import Path
+
+import pytest
+
+from rl.config.initial import initial_checkpoint
+from rl.config.positions import ADAPTER
+from rl.runtime.folder import RunFolder
+from tests.support.composing import changed, composed, only_problem
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunFolder:
+    """Return a run with checkpoints of the steps 5 and 10."""
+    run = RunFolder(tmp_path / "first")
+    for step in (5, 10):
+        (run.checkpoint(step) / "hf").mkdir(parents=True)
+        run.state_of(run.checkpoint(step)).write_text('{"step": 1, "rollouts": {}}')
+    return run
+
+
+def test_a_run_is_named_by_its_folder_or_its_name_and_a_step(first):
+    settings = {"output_dir": str(first.path.parent)}
+    for name, step in (("first", 10), ("first:5", 5), (str(first.path), 10), (f"{first}:5", 5)):
+        assert initial_checkpoint({**settings, "init_from": name}) == first.checkpoint(step)
+    assert initial_checkpoint({**settings, "init_from": None}) is None
+
+
+def test_the_parent_of_a_run_is_read_from_its_initial_model(first, tmp_path):
+    child = RunFolder(tmp_path / "second")
+    child.path.mkdir()
+    child.set_model(first.checkpoint(5) / "hf")
+    assert child.started_from == "first, step 5"
+    child.set_model(tmp_path / "model")
+    assert (child.started_from, first.started_from) == ("", "")
+
+
+def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
+    config = composed(f"output_dir={first.path.parent}", "run_name=second")
+    missing = changed(config, {"init_from": "first:7"})
+    assert "init_from=first:7: the checkpoint is not among steps [5, 10] of " in only_problem(
+        missing
+    )
+    only = changed(config, {"init_optimizer": True})
+    assert only_problem(only).startswith("init_optimizer=true loads the optimizer of another run")
+    (first.checkpoint(10) / "hf" / ADAPTER).write_text("{}")
+    adapter = changed(config, {"init_from": "first"})
+    assert "init_from=first: the checkpoint contains only an adapter of " in only_problem(adapter)

@@ -1,0 +1,103 @@
+"""Schedules: values worked by hand, the check at both ends, and what reaches each component."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rl.config.check import check
+from rl.config.schedules import Schedules, joined, split
+from rl.config.schema import ConfigError, Run
+from rl.schedule import cosine, linear, pieces
+from tests.support.composing import changed, composed
+
+LINEAR = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 50}
+HOW = "{_target_:rl.schedule.linear,start:1.0,end:0.6,steps:50}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        (partial(linear, start=1.0, end=0.6, steps=4), {0: 1.0, 1: 0.9, 4: 0.6, 9: 0.6}),
+        (
+            partial(cosine, start=2.0, end=0.0, steps=4),
+            {0: 2.0, 1: 1.70711, 2: 1.0, 4: 0.0, 5: 0.0},
+        ),
+        (
+            partial(pieces, values={0: 3.0, 2: 1.0, 5: 4.0}),
+            {0: 3.0, 1: 3.0, 2: 1.0, 5: 4.0, 7: 4.0},
+        ),
+    ],
+)
+def test_values_by_hand(schedule, values):
+    assert {step: schedule(step) for step in values} == pytest.approx(values, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return composed("evaluation=default", "env=reverse-text")
+
+
+@pytest.mark.parametrize(
+    ("key", "node", "said"),
+    [
+        (
+            "sampler.temperature",
+            {**LINEAR, "end": -0.2},
+            "at step 50: sampler.temperature=-0.2, but",
+        ),
+        (
+            "loss.clip_low",
+            {**LINEAR, "end": 6.0},
+            "at step 50: loss.clip_low=6.0 is not below loss.",
+        ),
+        (
+            "truncation.limit",
+            LINEAR,
+            "truncation.limit is not a key of rl.rollouts.truncation.keep",
+        ),
+        ("batch_size", LINEAR, "batch_size cannot be a schedule, but sampler.temperature, "),
+        ("optim.learning_rate", LINEAR, "optim.learning_rate cannot be a schedule, but "),
+        ("sampler.temperature", {**LINEAR, "stop": 1}, "stop is not a key of rl.schedule.linear"),
+        ("kl.beta", {"_target_": "rl.schedule.pieces", "values": {2: 1.0}}, "has no step 0"),
+    ],
+)
+def test_a_schedule_is_refused_with_the_step_or_the_keys(key, node, said, plain):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(plain, {key: node}))
+    assert said in str(caught.value)
+
+
+def test_the_command_line_sets_a_schedule_and_the_saved_configuration_has_it(tmp_path):
+    config = composed("evaluation=default", f"sampler.temperature={HOW}", "max_steps=50")
+    check(config)
+    run = Run.of(split(config))
+    assert (run.sampler.temperature, run.evaluation["temperature"]) == (1.0, 1.0)
+    run.save(tmp_path / "config.yaml")
+    assert Run.load(tmp_path / "config.yaml") == run
+    assert joined(run.plain())["sampler"] == config["sampler"]
+
+
+def test_the_number_beside_a_schedule_is_its_largest_but_an_environments_is_its_first(plain):
+    rising = {**LINEAR, "start": 3, "end": 9}
+    config = split(changed(plain, {"env.max_length": rising, "kl.beta": {**LINEAR, "start": 0.0}}))
+    assert (config["env"]["max_length"], config["kl"]["beta"]) == (3, 0.6)
+    assert Schedules.of(config).options("env", 20) == {"max_length": 5}  # 5.4, for an integer
+    assert Schedules.of(config).values(25) == pytest.approx({"env.max_length": 6, "kl.beta": 0.3})
+
+
+@dataclass(frozen=True)
+class Owner:
+    limit: int = 1
+
+
+def test_a_function_gets_the_options_of_a_step_and_an_instance_new_attributes():
+    schedules = Schedules({"loss.clip": lambda step: step, "reward.limit": lambda step: step + 2})
+    loss = schedules.applied(partial(dict, clip=9, other=1), "loss", 4)
+    assert loss() == {"clip": 4, "other": 1}
+    owner = Owner()
+    assert schedules.applied(owner, "reward", 4) is owner
+    assert owner.limit == 6
+    with pytest.raises(ValueError, match=r"reward\.limit is a schedule, but list has no attribute"):
+        schedules.applied([], "reward", 0)
