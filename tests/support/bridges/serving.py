@@ -5,7 +5,7 @@ from typing import Any
 
 from envs.messages import Message
 from envs.protocol import PolicyTurn
-from envs.verifiers.endpoint import completion
+from envs.policy_endpoint import completion
 from tests.support.answers import Answers
 
 
