@@ -10,11 +10,11 @@ that blocks must be a plain function, because plain functions run in a thread. I
 raises, hangs or returns NaN, only its rollout fails and the run continues.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
@@ -36,8 +36,17 @@ class PolicyTurn:
     completion_tokens: int
 
 
-Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[PolicyTurn]]
-"""A function that returns the policy's turn after these messages, or raises ContextFull."""
+class Speak(Protocol):
+    """A function that samples a turn of the policy."""
+
+    def __call__(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, *, role: str = ""
+    ) -> Awaitable[PolicyTurn]:
+        """Return the policy's turn after these messages, or raise ContextFull.
+
+        `role` names the player whose turn it is, if several roles of the policy play an episode.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -120,8 +129,24 @@ class Environment:
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return all examples of a split. Every run must get the same order."""
+        """Return all examples of a split. Every run must get the same order.
+
+        The environment may append to the sequence of the train split during the run. It must then
+        also return the new examples in `state`, and append them again in `load`.
+        """
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what the environment remembers, as JSON values, for a checkpoint. Optional."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state`, before a resumed run plays its first episode."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
+
+    def begin_version(self, version: int) -> None:
+        """React to the policy version that samples from now on. Optional."""
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
         """Return the messages that answer the policy's `message`, or None to end the episode.
@@ -136,7 +161,8 @@ class Environment:
         """Control the whole conversation (`holds_conversation`). `speak` samples a turn.
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
-        episode ended for another reason than the policy's last turn.
+        episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
+        each role has its own episode, rollout and `score`, and is compared with this role alone.
         """
         raise NotImplementedError
 

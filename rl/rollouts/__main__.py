@@ -82,6 +82,7 @@ async def main(run_folder: RunFolder) -> None:
     pools = env.pools("train")
     sampler = build(run.sampler)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
+    version.listeners.append(env.begin_version)
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
@@ -119,7 +120,7 @@ async def main(run_folder: RunFolder) -> None:
             play_group=play_group,
             order=order,
             credit=credit,
-            stateful=credit,
+            stateful={"advantage": credit, "env": env},
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
