@@ -9,26 +9,27 @@ decides how tokens are sampled, so the request's temperature and limits have no 
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
-from envs.messages import as_sent
-from envs.protocol import ContextFull, PolicyTurn, Speak
+from envs.messages import Message, as_sent
+from envs.protocol import ContextFull, PolicyTurn
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
+GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, tools) -> turn
 _MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps an episode's session id or key to its `speak` function."""
+    """A chat endpoint. `speakers` maps an episode's session id or key to its function."""
 
-    speakers: dict[str, Speak] = field(default_factory=dict)
+    speakers: dict[str, GetTurn] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

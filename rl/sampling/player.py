@@ -17,7 +17,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import repeat
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
@@ -199,7 +199,7 @@ class Player:
                 each.episode.stop_reason = episode.stop_reason
         rollout, *others = [
             self._rollout(start, speaker, score, error)
-            for speaker, score in zip_longest(first.speakers, scores, fillvalue=({}, {}))
+            for speaker, score in zip(first.speakers, scores or repeat(({}, {})), strict=False)
         ]
         return replace(rollout, others=tuple(others)), episode
 
