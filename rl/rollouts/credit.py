@@ -267,7 +267,7 @@ def compared_columns(group: Group) -> list[list[float]] | None:
     Omit rollouts without a score. Return None if the advantage does not compare rollouts. If the
     group has several roles, each has its own lists.
     """
-    pairs = list(zip(group.rollouts, group.credits, strict=True))
+    pairs = list(zip(group.rollouts, group.credits, strict=False))
     found = [_columns([c for r, c in pairs if r.role == role]) for role in _roles(group.rollouts)]
     if all(columns is None for columns in found):
         return None
