@@ -31,6 +31,7 @@ from envs.rewards import exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # of the agent's output, and of a file that a reward reads
+_KILL_ROUNDS = 250  # 5 s, because the kernel may need time to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # no other variable, because some contain secrets
 
 
@@ -132,15 +133,21 @@ async def _kill_all(key: str) -> None:
 
     They have no process group of their own, so that they also end with the rollouts process.
     """
-    alive = True
-    while alive:
-        alive = False
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):  # the process has ended, or belongs to another user
-                if key.encode() in path.read_bytes():
-                    alive = True
-                    os.kill(int(path.parent.name), signal.SIGKILL)
-        await asyncio.sleep(0.02 * alive)
+    for _ in range(_KILL_ROUNDS):
+        found = [path for path in Path("/proc").glob("[0-9]*/environ") if _contains(path, key)]
+        for path in found:
+            with suppress(ProcessLookupError):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+        if not found:
+            return
+        await asyncio.sleep(0.02)
+
+
+def _contains(path: Path, key: str) -> bool:
+    try:
+        return key.encode() in path.read_bytes()
+    except OSError:  # the process has ended, or belongs to another user
+        return False
 
 
 async def succeeded(episode: Episode) -> float:

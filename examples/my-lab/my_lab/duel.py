@@ -3,10 +3,10 @@
     first:  a word -> abc         second:  reverse: abc -> cba
     first:  reverse: xyz -> zyx   second:  a word -> xyz
 
-A role gets a point for its reversal, and loses one for a word that is against the rules. The role
-with more points wins, so the rewards of both have the sum 0. Each role is compared with the same
-role of the other episodes. Self-play: SPIRAL, arXiv:2506.24119. my_lab/match.py plays a checkpoint
-against another one.
+A role's points are the share of right letters of its reversal, minus one for a word that is against
+the rules. The role with more points wins, so the rewards of both have the sum 0. Each role is
+compared with the same role of the other episodes. Self-play: SPIRAL, arXiv:2506.24119.
+my_lab/match.py plays a run's last checkpoint against its first policy.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,9 @@ class Duel(Environment):
             if len(word) not in self._lengths or set(word) - set(ascii_lowercase):
                 points[setter] -= 1
                 word = "abc"  # the rules give the other role an easy word
-            points[solver] += await say(solver, f"reverse: {word}") == word[::-1]
+            answer = await say(solver, f"reverse: {word}")
+            right = sum(a == b for a, b in zip(answer, reversed(word), strict=False))
+            points[solver] += right / max(len(word), len(answer))
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return the reward of the role `episode.role`."""

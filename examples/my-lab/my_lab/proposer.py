@@ -34,7 +34,7 @@ class Proposer(Environment):
         self._kept: set[str] = set()
         self._known: set[str] = set()
         rng = Random("proposer/seeds")
-        self._add([self._sum(rng, 9) for _ in range(num_seeds)])
+        self._seeds = [self._sum(rng, 9) for _ in range(num_seeds)]
 
     def _sum(self, rng: Random, largest: int) -> str:
         return f"{rng.randint(0, largest)}+{rng.randint(0, largest)}"
@@ -51,6 +51,7 @@ class Proposer(Environment):
 
     def examples(self, split: Split) -> list[Example]:
         if split == "train":
+            self._add(self._seeds)  # not before, because a mixture changes `name`
             return self._exercises
         rng = Random("proposer/eval")
         sums = [self._sum(rng, self._largest) for _ in range(self._num_eval)]

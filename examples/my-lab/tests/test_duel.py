@@ -35,17 +35,19 @@ def played(*answers: str) -> tuple[list[dict[str, float]], list[tuple[str, str]]
     ("answers", "won", "points"),
     [
         (["abc", "cba", "xyz", "zyx"], [0, 0], [1, 1]),
-        (["abc", "cba", "xyz", "xyz"], [-1, 1], [0, 1]),
-        (["abc", "abc", "xyz", "zyx"], [1, -1], [1, 0]),
+        (["abc", "cba", "wxyz", "zyab"], [-1, 1], [0.5, 1]),
+        (["abcd", "dcb", "xyz", "zyx"], [1, -1], [1, 0.75]),
+        (["abc", "cbaaaa", "xyz", "zyx"], [1, -1], [1, 0.5]),
         (["a!", "cba", "xyz", "zyx"], [-1, 1], [0, 1]),  # no word: a point less, and abc instead
         (["abc", "", "toolong", "cba"], [1, -1], [1, -1]),
     ],
 )
 def test_the_better_reversal_of_the_other_role_s_word_wins(
-    answers: list[str], won: list[int], points: list[int]
+    answers: list[str], won: list[int], points: list[float]
 ) -> None:
     scores, asked = played(*answers)
     assert [score["won"] for score in scores] == won
     assert [score["points"] for score in scores] == points
     assert [role for role, _ in asked] == ["first", "second", "second", "first"]
-    assert asked[1][1] == ("reverse: abc" if answers[0] != "abc" else f"reverse: {answers[0]}")
+    word = answers[0] if answers[0].startswith("abc") else "abc"
+    assert asked[1][1] == f"reverse: {word}"
