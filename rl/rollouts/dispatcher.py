@@ -81,10 +81,10 @@ class Dispatcher:
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
         self._stopped = False
-        self.buffer.load(self.state.buffer)
-        self.order.load(self.state.order)
         for name, each in self.stateful.items():
             each.load(self.state.stateful.get(name, {}))
+        self.buffer.load(self.state.buffer)
+        self.order.load(self.state.order)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)

@@ -34,7 +34,7 @@ class Proposer(Environment):
         self._kept: set[str] = set()
         self._known: set[str] = set()
         rng = Random("proposer/seeds")
-        self._seeds = [self._sum(rng, 9) for _ in range(num_seeds)]
+        self._seeds = [self._sum(rng, 4) for _ in range(num_seeds)]
 
     def _sum(self, rng: Random, largest: int) -> str:
         return f"{rng.randint(0, largest)}+{rng.randint(0, largest)}"

@@ -13,7 +13,7 @@ from my_lab.proposer import Proposer
 
 
 def made() -> Proposer:
-    return Proposer(max_operand=99, num_seeds=3, num_eval=5)
+    return Proposer(max_operand=19, num_seeds=3, num_eval=5)
 
 
 def play(env: Proposer, *answers: str) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def play(env: Proposer, *answers: str) -> dict[str, Any]:
         (["7+12", "19", "20"], {"proposer": 1.0, "solver": [1.0, 0.0]}, True),
         (["7+12", "19", "19"], {"proposer": 0.0, "solver": [1.0, 1.0]}, False),
         (["7+12", "18", "20"], {"proposer": 0.0, "solver": [0.0, 0.0]}, False),
-        (["7+100"], {"proposer": 0.0}, False),
+        (["7+20"], {"proposer": 0.0}, False),
         (["hello"], {"proposer": 0.0}, False),
     ],
 )

@@ -17,6 +17,7 @@ from rl.inference.live_version import LiveVersion
 from rl.rollouts import truncation
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit, RewardShaping
+from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import SequentialOrder, ShuffledOrder
 from rl.sampling.player import Player
@@ -118,6 +119,17 @@ def test_a_resumed_run_plays_what_the_uninterrupted_run_plays(order):
     assert len(played - {"one", "two", "three"}) > 2  # examples that the play itself has added
     assert whole.versions == list(range(13))
     assert resumed.versions == list(range(5, 13))
+
+
+def test_an_order_with_statistics_sees_the_grown_pool_when_it_resumes():
+    def order():
+        weights = {"easy_weight": 1.0, "normal_weight": 1.0, "hard_weight": 1.0}
+        return DifficultyOrder(easy_threshold=0.9, hard_threshold=0.1, **weights)
+
+    _, state = train(Growing(), order(), 0, 5)
+    assert state.order["sizes"] != [3]
+    batches, _ = train(Growing(), order(), 5, 8, state)
+    assert len(batches) == 3
 
 
 def test_a_mixture_remembers_for_each_of_its_environments():
