@@ -15,10 +15,9 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from envs.composed import Composed
@@ -26,7 +25,7 @@ from envs.episode import Episode, StopReason
 from envs.messages import Message
 from envs.options import check_at_least
 from envs.policy_endpoint import MODEL, PolicyEndpoint
-from envs.protocol import ContextFull, Environment, PolicyTurn, Speak
+from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.rewards import exact
 
 _PROMPT = "{prompt}"
@@ -71,10 +70,6 @@ class Agent(Composed):
         """Raise ValueError if the command does not exist."""
         if shutil.which(name := self._command[0]) is None:
             raise ValueError(f"command: there is no program {name!r}: install it or correct it")
-
-    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Raise ValueError, because only the agent knows the form of its conversations."""
-        return Environment.demonstrations(self, rng)
 
     async def play(self, episode: Episode, speak: Speak) -> None:
         """Run the command until it ends, and answer its requests with turns of the policy."""
@@ -134,20 +129,15 @@ async def _kill_all(key: str) -> None:
     They have no process group of their own, so that they also end with the rollouts process.
     """
     for _ in range(_KILL_ROUNDS):
-        found = [path for path in Path("/proc").glob("[0-9]*/environ") if _contains(path, key)]
-        for path in found:
-            with suppress(ProcessLookupError):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-        if not found:
+        alive = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                if key.encode() in path.read_bytes():
+                    alive = True
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+        if not alive:
             return
         await asyncio.sleep(0.02)
-
-
-def _contains(path: Path, key: str) -> bool:
-    try:
-        return key.encode() in path.read_bytes()
-    except OSError:  # the process has ended, or belongs to another user
-        return False
 
 
 async def succeeded(episode: Episode) -> float:
@@ -158,6 +148,5 @@ async def succeeded(episode: Episode) -> float:
 async def wrote(episode: Episode, *, path: str) -> float:
     """Return 1 if the file at `path` in the agent's folder contains the answer, else 0."""
     file: Path = episode.memory["folder"] / path
-    text = file.read_bytes()[:_KEPT_BYTES] if file.is_file() else None
-    answers = episode.example.info["answer"]
-    return 0.0 if text is None else exact(text.decode(errors="replace"), answers)
+    text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
+    return exact(text, episode.example.info["answer"])

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -164,3 +165,8 @@ def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
     agent(["sh", "{prompt}"], tmp_path).check_machine()
     with pytest.raises(ValueError, match="there is no program 'no-such-agent'"):
         agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
+
+
+def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
+    with pytest.raises(ValueError, match="'agent' has no scripted expert"):
+        agent(["sh", "{prompt}"], tmp_path).demonstrations(Random(0))
