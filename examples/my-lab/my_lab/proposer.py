@@ -29,7 +29,10 @@ class Proposer(Environment):
     reward_weights = {"reward": 1.0}  # noqa: RUF012 as environments write it
 
     def __init__(self, *, max_operand: int, num_seeds: int, num_eval: int) -> None:
-        self._largest, self._num_eval = max_operand, num_eval
+        self._largest = max_operand
+        operands = range(max_operand + 1)
+        sums = [f"{left}+{right}" for left in operands for right in operands]
+        self._held_out = Random("proposer/eval").sample(sums, num_eval)
         self._exercises: list[Example] = []
         self._kept: set[str] = set()
         self._known: set[str] = set()
@@ -41,7 +44,7 @@ class Proposer(Environment):
 
     def _add(self, sums: list[str]) -> None:
         for text in sums:
-            if text not in self._known:
+            if text not in {*self._known, *self._held_out}:
                 self._known.add(text)
                 self._exercises.append(self._exercise(len(self._exercises), text))
 
@@ -53,9 +56,7 @@ class Proposer(Environment):
         if split == "train":
             self._add(self._seeds)  # not before, because a mixture changes `name`
             return self._exercises
-        rng = Random("proposer/eval")
-        sums = [self._sum(rng, self._largest) for _ in range(self._num_eval)]
-        return [self._exercise(i, text) for i, text in enumerate(sums)]
+        return [self._exercise(i, text) for i, text in enumerate(self._held_out)]
 
     def pools(self, split: Split) -> list[Pool]:
         """Return the exercises and, to train, as many groups that propose new ones."""
@@ -73,7 +74,8 @@ class Proposer(Environment):
         numbers = re.fullmatch(r"(\d+)\+(\d+)", text, re.ASCII)
         valid = numbers and all(len(n) < 5 and int(n) <= self._largest for n in numbers.groups())
         right: list[float] = []
-        for _ in range(ATTEMPTS if valid else 0):
+        # A held-out sum is never solved, so that it cannot train.
+        for _ in range(ATTEMPTS if valid and text not in self._held_out else 0):
             spoken = await speak([user(text)], None, role="solver")
             right.append(
                 float(spoken.message.get("content") == self._exercise(0, text).info["answer"])
@@ -109,6 +111,8 @@ class Proposer(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         while True:
             text = self._sum(rng, self._largest)
+            if text in self._held_out:
+                continue
             if rng.random() < 0.25:
                 yield [user("propose"), assistant(text)]
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -56,6 +57,15 @@ def test_a_sum_that_is_solved_half_of_the_time_is_kept(
     env.begin_version(1)
     texts = [example.messages[0]["content"] for example in env.examples("train")]
     assert (texts[before:] == ["7+12"]) is kept
+
+
+def test_a_held_out_sum_is_neither_solved_nor_kept_nor_shown() -> None:
+    env = made()
+    held_out = [example.messages[0]["content"] for example in env.examples("eval")]
+    assert len(set(held_out)) == 5
+    assert play(env, held_out[0]) == {"proposer": 0.0}
+    shown = env.demonstrations(Random(0))
+    assert not {message["content"] for _ in range(2000) for message in next(shown)} & {*held_out}
 
 
 def test_a_resumed_run_has_the_same_exercises() -> None:
