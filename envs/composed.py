@@ -95,9 +95,9 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with their answers. Raise ValueError if tools are needed."""
+        """Yield training prompts with their answers. Raise ValueError for tools and agents."""
         examples = self.examples("train")
-        if self.tools or "answer" not in examples[0].info:
+        if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
         return self._answered(examples, rng)
 

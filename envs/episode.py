@@ -56,6 +56,7 @@ class Episode:
     stop_reason: StopReason | None = None  # None until the episode ends
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
+    role: str = ""  # whose turns these are, if several roles play. They share `memory`.
 
     @property
     def text(self) -> str:

@@ -71,6 +71,17 @@ class Mixture(Environment):
         for env in self._envs.values():
             env.check_machine()
 
+    def state(self) -> dict[str, Any]:
+        return {name: env.state() for name, env in self._envs.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, env in self._envs.items():
+            env.load(state.get(name, {}))
+
+    def begin_version(self, version: int) -> None:
+        for env in self._envs.values():
+            env.begin_version(version)
+
     def environment_of(self, example: Example) -> Environment:
         return self._envs[example.env]
 

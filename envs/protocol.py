@@ -40,9 +40,12 @@ class Speak(Protocol):
     """The policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
 
     async def __call__(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, /
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, *, role: str = ""
     ) -> PolicyTurn:
-        """Return the policy's turn after these messages."""
+        """Return the policy's turn after these messages.
+
+        `role` names the player whose turn it is, if several roles of the policy play an episode.
+        """
         ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
@@ -134,8 +137,24 @@ class Environment:
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return all examples of a split. Every run must get the same order."""
+        """Return all examples of a split. Every run must get the same order.
+
+        The environment may append to the sequence of the train split during the run. It must then
+        also return the new examples in `state`, and append them again in `load`.
+        """
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """Return what the environment remembers, as JSON values, for a checkpoint. Optional."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state`, before a resumed run plays its first episode."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
+
+    def begin_version(self, version: int) -> None:
+        """React to the policy version that samples from now on. Optional."""
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
         """Return the messages that answer the policy's `message`, or None to end the episode.
@@ -150,7 +169,8 @@ class Environment:
         """Control the whole conversation (`holds_conversation`). `speak` samples a turn.
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
-        episode ended for another reason than the policy's last turn.
+        episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
+        each role has its own episode, rollout and `score`, and is compared with this role alone.
         """
         raise NotImplementedError
 

@@ -103,6 +103,8 @@ class Rollout:
     turn_limit: int | None = None  # token limit of one turn, None if unknown
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    role: str = ""  # role in the episode; rollouts are compared within their group and role
+    others: "tuple[Rollout, ...]" = ()  # rollouts of the episode's other roles, while it is played
 
     @property
     def num_completion(self) -> int:

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from envs.episode import Split, StopReason
 from envs.messages import Message
+from envs.policy_endpoint import text_of
 from envs.protocol import Speak
-from envs.verifiers.endpoint import text_of
 
 
 @dataclass(frozen=True)

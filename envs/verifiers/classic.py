@@ -19,9 +19,9 @@ from verifiers.clients import (  # pyright: ignore[reportMissingImports]
 
 from envs.episode import Split, StopReason
 from envs.messages import Message, call_of, user
+from envs.policy_endpoint import MODEL, completion, text_of
 from envs.protocol import ContextFull, Speak
 from envs.verifiers.adapter import Outcome, Row
-from envs.verifiers.endpoint import MODEL, completion, text_of
 
 _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReason.TIMEOUT}
 

@@ -1,6 +1,6 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
-The harness, often a separate process, asks the endpoint in envs/verifiers/endpoint.py for every
+The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
 turn. The trace id in the request identifies the episode.
 """
 
@@ -19,9 +19,9 @@ from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
 
 from envs.episode import Split, StopReason
 from envs.messages import Message, user
+from envs.policy_endpoint import MODEL, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.verifiers.adapter import Outcome, Row
-from envs.verifiers.endpoint import MODEL, PolicyEndpoint
 
 _EPISODES_PER_CORE = 4
 _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}

@@ -91,6 +91,7 @@ def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
         "reward": rollout.reward,
         "rewards": rollout.rewards,
         **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
+        **({"role": rollout.role} if rollout.role else {}),
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,

@@ -1,6 +1,7 @@
 """The policy version that vLLM has loaded, as one object for all tasks of the rollouts process."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 
 @dataclass(eq=False)
@@ -8,7 +9,10 @@ class LiveVersion:
     """The newest policy version that vLLM has loaded; `number` is -1 before the first push."""
 
     number: int = -1
+    listeners: list[Callable[[int], None]] = field(default_factory=list)  # called by `publish`
 
     def publish(self, number: int) -> None:
         """Record that vLLM has loaded policy version `number`."""
         self.number = number
+        for listener in self.listeners:
+            listener(number)

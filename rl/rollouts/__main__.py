@@ -85,6 +85,7 @@ async def main(run_folder: RunFolder) -> None:
     sampler, schedules = build(run.sampler)(), Schedules.of(run.plain())
     model = build(run.model)()
     start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
+    version.listeners.append(env.begin_version)
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
@@ -127,7 +128,7 @@ async def main(run_folder: RunFolder) -> None:
             credit=lambda example, rollouts, version: schedules.at(
                 version, credit, truncation="truncation", shaping="reward", advantage="advantage"
             )(example, rollouts),
-            stateful=credit,
+            stateful={"advantage": credit, "env": env},
             buffer=build(run.buffer)(),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,

@@ -54,6 +54,9 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             metrics[f"env/{name}/reward"] = average(scored)
             metrics[f"env/{name}/share"] = len(played) / len(rollouts)
             metrics[f"env/{name}/errors"] = 1 - len(scored) / len(played)
+    for role in {rollout.role for rollout in rollouts} - {""}:
+        scored = [r.reward for r in rollouts if r.role == role and r.reward is not None]
+        metrics[f"role/{role}/reward"] = average(scored)
     behind = _staleness(groups, step)
     if behind.size:
         metrics |= {

@@ -106,7 +106,17 @@ class GroupCredit:
             cast("Any", self.advantage).load(state)
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
-        """Return one credit per rollout of the group that played `example`."""
+        """Return one credit per rollout of the group that played `example`.
+
+        Rollouts are compared with those of the same role only.
+        """
+        credits = {
+            role: iter(self._of_role(example, [r for r in rollouts if r.role == role]))
+            for role in _roles(rollouts)
+        }
+        return tuple(next(credits[rollout.role]) for rollout in rollouts)
+
+    def _of_role(self, example: Example, rollouts: Sequence[Rollout]) -> list[Credit]:
         weights = self.weights_of(example)
         credits = [self._truncated(rollout) for rollout in rollouts]
         group = scored_group(example, rollouts, credits, weights)
@@ -125,7 +135,7 @@ class GroupCredit:
         else:
             pairs = zip(credits, self._advantages_of(group), strict=True)
             credits = [replace(credit, advantages=numbers) for credit, numbers in pairs]
-        return tuple(self._compared(credits))
+        return self._compared(credits)
 
     def _truncated(self, rollout: Rollout) -> Credit:
         credit = self.truncation(rollout)
@@ -203,6 +213,10 @@ class GroupCredit:
         ]
 
 
+def _roles(rollouts: Sequence[Rollout]) -> list[str]:
+    return list(dict.fromkeys(rollout.role for rollout in rollouts)) or [""]
+
+
 def _require_length(numbers: Any, count: int, what: str, unit: str, owner: str = "group") -> None:
     if len(numbers) != count:
         raise RunFailed(
@@ -250,9 +264,18 @@ def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
 def compared_columns(group: Group) -> list[list[float]] | None:
     """Return the numbers that the advantage compared, one list per reward or turn.
 
-    Omit rollouts without a score. Return None if the advantage does not compare rollouts.
+    Omit rollouts without a score. Return None if the advantage does not compare rollouts. If the
+    group has several roles, each has its own lists.
     """
-    credits = [credit for credit in group.credits if credit.reward is not None]
+    pairs = list(zip(group.rollouts, group.credits, strict=False))
+    found = [_columns([c for r, c in pairs if r.role == role]) for role in _roles(group.rollouts)]
+    if all(columns is None for columns in found):
+        return None
+    return [column for columns in found for column in columns or []]
+
+
+def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
+    credits = [credit for credit in credits if credit.reward is not None]
     by_turn = any(len(credit.advantages) > 1 for credit in credits)
     rows = [
         c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)

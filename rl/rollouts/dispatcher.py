@@ -12,7 +12,7 @@ after each change.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,7 +48,7 @@ class DispatcherState:
     places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
-    advantage: dict[str, Any] = field(default_factory=dict)  # result of GroupCredit.state
+    stateful: dict[str, Any] = field(default_factory=dict)  # results of Dispatcher.stateful
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Dispatcher:
     Attributes:
         version: policy version with which vLLM samples, shared with the chat; set by `publish`.
         on_rejected: called with each group that the buffer rejected.
-        stateful: an object whose state the dispatcher adds to its own state in checkpoints.
+        stateful: further objects by name, whose states checkpoints keep.
     """
 
     play_group: PlayGroupAt
@@ -73,7 +73,7 @@ class Dispatcher:
     step: int = 0
     version: LiveVersion = field(default_factory=LiveVersion)
     on_rejected: Callable[[Group], None] = lambda _: None
-    stateful: Stateful | None = None
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -84,10 +84,10 @@ class Dispatcher:
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
         self._stopped = False
+        for name, each in self.stateful.items():
+            each.load(self.state.stateful.get(name, {}))
         self.buffer.load(self.state.buffer)
         self.order.load(self.state.order)
-        if self.stateful:
-            self.stateful.load(self.state.advantage)
         self._next_step = self.step
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
@@ -192,5 +192,5 @@ class Dispatcher:
             places=[place for _, place in sorted(self._untrained.items())],
             buffer=self.buffer.state(),
             order=self.order.state(),
-            advantage=self.stateful.state() if self.stateful else {},
+            stateful={name: each.state() for name, each in self.stateful.items()},
         )

@@ -128,8 +128,9 @@ class ShuffledOrder(SequentialOrder):
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
         """Return the shuffled positions; the newest pass of each pool is cached."""
-        if number != self._passes[pool][0]:
-            positions = list(range(len(self.pools[pool].examples)))
+        size = len(self.pools[pool].examples)  # which an environment may increase
+        if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
+            positions = list(range(size))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)
             self._passes[pool] = number, positions
         return self._passes[pool][1]

@@ -83,7 +83,7 @@ def weighted_rows(
         for group in groups
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
-    group_ids = [i for i, group in enumerate(groups) for _ in group.rollouts]
+    group_ids = _compared_ids(groups)
     training = [i for i, (_, _, credit) in enumerate(everything) if credit.trains]
     # Weights are computed for all ranks together, so that the split cannot change them.
     turns = [everything[i][1].turn_lengths for i in training]
@@ -102,6 +102,13 @@ def weighted_rows(
             rows.append(weighted_row(row, advantages, shares, **place, env=group.example.env))
             before += row.num_completion
     return rows
+
+
+def _compared_ids(groups: Sequence[Group]) -> list[int]:
+    """Return a number for each rollout: equal numbers mean the same group and role."""
+    keys = [(i, rollout.role) for i, group in enumerate(groups) for rollout in group.rollouts]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
 
 
 def plan_batch(
@@ -128,11 +135,10 @@ def batch_rewards(groups: Sequence[Group]) -> dict[str, Any]:
         sum(rollout.turn_lengths) if credit.trains else 0
         for rollout, credit in zip(rollouts, credits, strict=True)
     ]
-    group_ids = [i for i, group in enumerate(groups) for _ in group.credits]
     return {
-        "versions": np.array([groups[i].version for i in group_ids], np.int32),
+        "versions": np.array([group.version for group in groups for _ in group.rollouts], np.int32),
         "rewards": np.array(rewards, np.float32),
-        "group_ids": np.array(group_ids, np.int32),
+        "group_ids": np.array(_compared_ids(groups), np.int32),
         "turn_rewards": turn_rewards,
         "lengths": np.array(lengths, np.int32),
     }

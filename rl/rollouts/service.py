@@ -221,6 +221,7 @@ def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "reward": rollout.reward,
         "rewards": rollout.rewards,
         **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
+        **({"role": rollout.role} if rollout.role else {}),
         "shaped_reward": credit.reward,
         "advantage": advantages if len(advantages) != 1 else advantages[0],
         "stop_reason": rollout.stop_reason,

@@ -17,6 +17,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Any, Self
 
 from envs import threads
@@ -37,6 +38,7 @@ from rl.sampling.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED_ERRORS = 100
+Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # `rewards_by_name`
 
 
 @dataclass
@@ -73,7 +75,9 @@ class Player:
     async def play_group(
         self, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
-        """Return `group_size` rollouts of one example, played concurrently.
+        """Return the rollouts of `group_size` episodes of one example, played concurrently.
+
+        An episode has one rollout, or one for each role that spoke.
 
         In a single-turn environment one request samples all rollouts, which is about 20 % faster.
         If max_tokens is large, each rollout has its own request, because one slow completion would
@@ -83,7 +87,8 @@ class Player:
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
-            return await player._play_rollouts(env, index, example, group_size)
+            played = await player._play_rollouts(env, index, example, group_size)
+        return tuple(each for r in played for each in (replace(r, others=()), *r.others))
 
     async def _play_rollouts(
         self, env: Environment, index: int, example: Example, group_size: int
@@ -151,7 +156,8 @@ class Player:
         while True:
             async with self._env_slot(start.env):
                 rollout, episode = await self._play_once(start)
-            self._log_once(start.env, rollout.error)
+            for each in (rollout, *rollout.others):
+                self._log_once(start.env, each.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return replace(rollout, retries=retries), episode
@@ -175,17 +181,21 @@ class Player:
         env, clock = start.env, start.clock
         messages = env.opened(start.example.messages)
         episode = Episode(start.example, messages, policy_version=self.policy_version)
-        rows = RowBuilder(start.hints)
-        rewards: dict[str, float] = {}
-        turn_rewards: dict[str, tuple[float, ...]] = {}
+        first = Speaker(
+            *(self.chat, RowBuilder(start.hints), episode),
+            *(lambda: clock.holding_slots(self.chat.slots), start.seeds, env.opened),
+        )
+        scores: list[Scores] = []
         error = ""
         try:
             async with clock.running():
                 if env.holds_conversation:
-                    episode.stop_reason = await self._play_in_environment(start, episode, rows)
+                    await self._play_in_environment(env, first)
                 else:
-                    episode.stop_reason = await self._play_turns(start, episode, rows)
-                rewards, turn_rewards = await self._score(env, episode)
+                    episode.stop_reason = await self._play_turns(start, episode, first.rows)
+                scores = [await self._score(env, each.episode) for each in first.speakers]
+                if len(scores) > 1 and env.scores_groups:
+                    raise EnvironmentFailed("score_group cannot compare roles: use score instead")
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
             error = f"took longer than sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
@@ -199,26 +209,41 @@ class Player:
             # An error in `close` is ignored, because the reward is already known.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
+        if error:  # of the whole episode, so no role has a reward
+            for each in first.speakers:
+                each.episode.stop_reason = episode.stop_reason
+        rollout, *others = [
+            self._rollout(start, speaker, score, error)
+            for speaker, score in zip(first.speakers, scores or repeat(({}, {})), strict=False)
+        ]
+        return replace(rollout, others=tuple(others)), episode
+
+    def _rollout(
+        self, start: "_RolloutInputs", speaker: Speaker, scores: Scores, error: str
+    ) -> Rollout:
+        """Return the rollout of one role."""
+        env, episode, (rewards, turn_rewards) = start.env, speaker.episode, scores
         rollout = Rollout(
-            rows=rows.freeze(),
+            rows=speaker.rows.freeze(),
             messages=episode.messages,
             reward=None,
             rewards=rewards,
             turn_rewards=turn_rewards,
             stop_reason=episode.stop_reason or StopReason.ENV_ERROR,
             turns=episode.turns,
-            generation_time=clock.engine_time,
+            generation_time=start.clock.engine_time,
             tool_calls=episode.tool_calls,
             tool_errors=episode.tool_errors,
             error=error,
-            num_untracked_tokens=rows.num_untracked_tokens,
+            num_untracked_tokens=speaker.rows.num_untracked_tokens,
             turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
+            role=episode.role,
         )
         # With score_group, `_score_group` computes the reward, which may need the group's rewards.
         if not error and not env.scores_groups:
             rollout = rewarded(env, rollout, rewards, self._checked)
-        return rollout, episode
+        return rollout
 
     async def _play_turns(
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
@@ -249,27 +274,21 @@ class Player:
                 episode.messages += reply
                 prompt = await self.chat.next_prompt(prompt, completion, message, reply)
 
-    async def _play_in_environment(
-        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
-    ) -> StopReason:
-        speaker = Speaker(
-            *(self.chat, rows, episode, lambda: start.clock.holding_slots(self.chat.slots)),
-            *(start.seeds, start.env.opened),
-        )
+    async def _play_in_environment(self, env: Environment, first: Speaker) -> None:
+        """Let the environment play the episode of `first`, and set each role's stop reason."""
         try:
-            with as_environment_error(start.env, "play"), suppress(ContextFull):
-                await start.env.play(episode, speaker)
+            with as_environment_error(env, "play"), suppress(ContextFull):
+                await env.play(first.episode, first)
         finally:
-            speaker.raise_failure()  # raise the server's error even if the environment caught it
-        return episode.stop_reason or speaker.stop_reason
+            first.raise_failure()  # raise the server's error even if the environment caught it
+        for speaker in first.speakers:
+            speaker.episode.stop_reason = speaker.episode.stop_reason or speaker.stop_reason
 
     async def _first_prompt(self, env: Environment, example: Example) -> Prompt:
         with as_environment_error(env, f"examples (id {example.id})"):
             return await self.chat.first_prompt(env.opened(example.messages), env.tool_specs)
 
-    async def _score(
-        self, env: Environment, episode: Episode
-    ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
+    async def _score(self, env: Environment, episode: Episode) -> Scores:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             return rewards_by_name(scored, episode.turns)

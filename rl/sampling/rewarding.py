@@ -14,11 +14,15 @@ def rewarded(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Reward names are checked once per environment. `checked` contains the checked environments.
+    Reward names are checked once per environment and role. `checked` contains those checked.
     """
-    if rewards and env.name not in checked:
+    key = f"{env.name} {rollout.role}"
+    if rewards and key not in checked:
         _check_names(env, rewards)
-        checked.add(env.name)
+        checked.add(key)
+    if rollout.role and not rewards:
+        missing = f"{type(env).__name__}.score returned no reward for the role {rollout.role!r}"
+        return replace(rollout, error=f"{missing}: return NaN if this role must not be trained")
     reward, error = _weighted_sum(env, rewards), ""
     if reward is None:
         broken = [name for name in rewards if not math.isfinite(rewards[name])]

@@ -55,7 +55,7 @@ class RowBuilder:
 
     def __init__(self, hints: Hint | None = None) -> None:
         """`hints` renders prompts with hints. If it is None, the reference model sees no hints."""
-        self._hints = hints
+        self.hints = hints
         self._rows: list[GrowingRow] = []
         self._num_turns = 0
         self.num_untracked_tokens = 0
@@ -80,8 +80,8 @@ class RowBuilder:
     async def add_hint(self, prompt: object) -> None:
         """If `prompt` began the newest row and hints are used, store its version with the hint."""
         row = self._rows[-1]  # read before the await, because a concurrent turn may add a row
-        if self._hints is not None and row.hinted_prompt is None:
-            row.hinted_prompt = await self._hints(prompt)
+        if self.hints is not None and row.hinted_prompt is None:
+            row.hinted_prompt = await self.hints(prompt)
 
     def freeze(self) -> tuple[TrainingRow, ...]:
         """Return the rows that contain a completion token."""

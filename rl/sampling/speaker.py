@@ -5,6 +5,7 @@
 Such an environment passes the whole conversation at each turn, like a client of a chat endpoint. If
 all earlier messages are unchanged, the new messages are appended to the sampled tokens. If the
 environment changed an earlier message, the conversation is rendered again and a new row begins.
+If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
 from collections.abc import Callable
@@ -41,13 +42,27 @@ class Speaker:
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
+    # role -> speaker, of the roles that have spoken; this speaker belongs to the first role
+    _roles: "dict[str, Speaker]" = field(default_factory=dict, repr=False)
 
-    async def __call__(self, messages: list[Message], tools: ToolSpecs | None) -> PolicyTurn:
-        """Sample and return the policy's answer to `messages`.
+    async def __call__(
+        self, messages: list[Message], tools: ToolSpecs | None, *, role: str = ""
+    ) -> PolicyTurn:
+        """Sample and return the answer of the policy, in the role `role`, to `messages`.
 
         Raises:
             ContextFull: the prompt fills max_seq_len.
         """
+        if not self._roles:
+            self.episode.role, self._roles[role] = role, self
+        elif role not in self._roles:
+            ours = self.episode
+            shared = {"policy_version": ours.policy_version, "memory": ours.memory}
+            episode = Episode(ours.example, [], **shared, role=role)
+            own = (self.chat, RowBuilder(self.rows.hints), episode, self.engine, self.seeds)
+            self._roles[role] = Speaker(*own, self.opened)
+        if (speaker := self._roles[role]) is not self:
+            return await speaker(messages, tools, role=role)
         messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.max_new_tokens(prompt) <= 0:
@@ -84,10 +99,16 @@ class Speaker:
             self._failure = error
             raise
 
+    @property
+    def speakers(self) -> "list[Speaker]":
+        """The speakers of all roles, in the order of their first turns; first this one."""
+        return [*self._roles.values()] or [self]
+
     def raise_failure(self) -> None:
         """Raise the error of a failed request again, in case the environment caught it."""
-        if self._failure is not None:
-            raise self._failure
+        for speaker in self.speakers:
+            if speaker._failure is not None:
+                raise speaker._failure
 
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:

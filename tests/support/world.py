@@ -67,7 +67,7 @@ class World:
             max_concurrent=max_concurrent,
             state=state or DispatcherState(),
             step=step,
-            stateful=stateful,
+            stateful=stateful or {},
             on_rejected=lambda group: self.rejected.append(group.index),
         )
         self.first_step = step

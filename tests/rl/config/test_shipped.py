@@ -48,6 +48,7 @@ COMPANIONS = {
     "sync=adapter": ["adapter=lora"],
     "inference=external": ["inference.urls=[http://localhost:8000]"],
     "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
+    "env=agent": [f"env.dataset.path={DATA}", 'env.command=[sh, "{prompt}"]'],
     "env=composed": [f"env.dataset.path={DATA}"],
     "env=math-file": [f"env.questions.dataset.path={DATA}"],
 }

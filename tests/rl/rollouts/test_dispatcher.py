@@ -168,10 +168,11 @@ def test_a_checkpoint_keeps_the_state_of_the_advantage():
 
     first, resumed = credit(), credit()
     first(EXAMPLES[0], ())
-    saved = json.loads(json.dumps(asdict(World(0, 0, stateful=first).dispatcher.checkpoint())))
-    World(0, 0, stateful=resumed, state=msgspec.convert(saved, DispatcherState))
+    world = World(0, 0, stateful={"advantage": first})
+    saved = json.loads(json.dumps(asdict(world.dispatcher.checkpoint())))
+    World(0, 0, stateful={"advantage": resumed}, state=msgspec.convert(saved, DispatcherState))
     assert resumed.state() == {"count": 1}
-    World(0, 0, stateful=resumed)  # a new run has no state to load
+    World(0, 0, stateful={"advantage": resumed})  # a new run has no state to load
     assert resumed.state() == {"count": 1}
     assert replace(first, advantage=list).state() == {}
 

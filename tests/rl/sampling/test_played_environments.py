@@ -135,4 +135,4 @@ async def imitated(env, example):
         seed, max_seq_len = 0, 4096
 
     sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
-    return await _expert_player(Run, sampler, env, tiny_renderer())(0, example, 1)
+    return await _expert_player(Run, sampler, env, tiny_renderer())(0, example, 1, 0)

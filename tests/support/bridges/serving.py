@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from envs.messages import Message
+from envs.policy_endpoint import completion
 from envs.protocol import PolicyTurn
-from envs.verifiers.endpoint import completion
 from tests.support.answers import Answers
 
 

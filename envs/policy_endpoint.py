@@ -1,8 +1,9 @@
 """A chat endpoint (OpenAI API) on 127.0.0.1 whose model is the policy in training.
 
-    POST /v1/chat/completions     the header X-Session-ID identifies the episode
+    POST /v1/chat/completions     the header X-Session-ID, or the API key, identifies the episode
 
-A request may ask for a stream. The stream contains the whole turn in one chunk.
+A request may ask for a stream. The stream contains the whole turn in one chunk. The run's sampler
+decides how tokens are sampled, so the request's temperature and limits have no effect.
 """
 
 import json
@@ -15,19 +16,20 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.messages import as_sent
+from envs.messages import Message, as_sent
 from envs.protocol import ContextFull, PolicyTurn
 
 MODEL = "policy"
 SESSION = "X-Session-ID"
+GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, tools) -> turn
 _MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps an episode's session id to the function for its turns."""
+    """A chat endpoint. `speakers` maps an episode's session id or key to its function."""
 
-    speakers: dict[str, Callable[..., Awaitable[PolicyTurn]]] = field(default_factory=dict)
+    speakers: dict[str, GetTurn] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -44,15 +46,19 @@ class PolicyEndpoint:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        speak = self.speakers.get(request.headers.get(SESSION, ""))
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        speak = self.speakers.get(request.headers.get(SESSION, key))
         if speak is None:
-            return _error_response(409, "no_such_session", "this episode has ended")
-        body = await request.json()
+            text = "this episode has ended, or the request has another key than its OPENAI_API_KEY"
+            return _error_response(401, "no_such_session", text)
         try:
+            body = await request.json()
             messages = [m | {"content": text_of(m.get("content"))} for m in body["messages"]]
-        except ValueError as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
-        tools = [tool["function"] for tool in body.get("tools") or []]
+            tools = [tool["function"] for tool in body.get("tools") or []]
+            if body.get("n") not in (None, 1):
+                raise ValueError(f"n={body['n']}: the policy returns one answer for each request")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return _error_response(400, "invalid_request", f"{type(error).__name__}: {error}")
         try:
             spoken = await speak(messages, tools or None)
         except ContextFull as full:

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from envs.messages import tool_call
+from envs.policy_endpoint import SESSION, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn
-from envs.verifiers.endpoint import SESSION, PolicyEndpoint
 
 CALL = tool_call("add", a=1)
 
@@ -72,7 +72,7 @@ async def test_a_streamed_turn_is_the_same_in_two_chunks():
 @pytest.mark.parametrize(
     ("change", "session", "message", "status", "said"),
     [
-        ({}, "other", CALL, 409, "this episode has ended"),
+        ({}, "other", CALL, 401, "this episode has ended"),
         ({}, "one", ContextFull("full"), 400, "context_length_exceeded"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -81,6 +81,7 @@ async def test_a_streamed_turn_is_the_same_in_two_chunks():
             400,
             "the policy reads only text, not ['image_url']",
         ),
+        ({"messages": "hi"}, "one", CALL, 400, "invalid_request"),
     ],
 )
 async def test_invalid_requests_are_refused(change, session, message, status, said):

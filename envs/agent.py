@@ -1,0 +1,152 @@
+"""Plays episodes with any agent program that talks to a chat endpoint (OpenAI API).
+
+    command: [python, agent.py, "{prompt}"]      one process per episode, in a folder of its own
+    OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
+    rewards                                      functions that see what the agent left behind
+
+Each episode has its own key, so one agent cannot use the endpoint of another. At the end of the
+episode all processes are killed whose environment contains the key. The agent is not confined: it
+can do on this machine what the run can do.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from envs.composed import Composed
+from envs.episode import Episode, StopReason
+from envs.messages import Message
+from envs.options import check_at_least
+from envs.policy_endpoint import MODEL, PolicyEndpoint
+from envs.protocol import ContextFull, PolicyTurn, Speak
+from envs.rewards import exact
+
+_PROMPT = "{prompt}"
+_KEPT_BYTES = 1 << 16  # of the agent's output, and of a file that a reward reads
+_KILL_ROUNDS = 250  # 5 s, because the kernel may need time to end a process
+_INHERITED = ("PATH", "LANG", "TZ")  # no other variable, because some contain secrets
+
+
+class Agent(Composed):
+    """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
+
+    Rewards read from `episode.memory`: `folder` (the Path in which the agent worked), `status` (its
+    exit status, negative if a signal ended it) and `output` (the end of what it printed).
+    """
+
+    holds_conversation = True
+
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the agent has the rest
+        self,
+        *,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        max_requests: int,
+        system_prompt: str | None = None,
+    ) -> None:
+        """Set the options of the agent. Raise ValueError if one is invalid."""
+        super().configure(system_prompt=system_prompt)
+        check_at_least(1, max_requests=max_requests)
+        if self.tools:
+            raise ValueError("tools: the agent has its own tools: remove them")
+        if not any(_PROMPT in argument for argument in command):
+            raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
+        # Absolute paths, because each episode has its own working folder. Path.is_file would raise
+        # for a long text.
+        is_file = os.path.isfile
+        self._command = [str(Path(a).resolve()) if is_file(a) else a for a in command]
+        self._variables, self._max_requests = dict(variables), max_requests
+        self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()
+        self._url: asyncio.Future[str] | None = None
+
+    def check_machine(self) -> None:
+        """Raise ValueError if the command does not exist."""
+        if shutil.which(name := self._command[0]) is None:
+            raise ValueError(f"command: there is no program {name!r}: install it or correct it")
+
+    async def play(self, episode: Episode, speak: Speak) -> None:
+        """Run the command until it ends, and answer its requests with turns of the policy."""
+        key = secrets.token_urlsafe(24)
+        folder = episode.memory["folder"] = Path(tempfile.mkdtemp(prefix="offbyone-agent-"))
+
+        async def get_turn(messages: list[Message], tools: Any) -> PolicyTurn:
+            if episode.turns >= self._max_requests:
+                episode.stop_reason = StopReason.MAX_TURNS
+                await _kill_all(key)
+                raise ContextFull(f"the agent has used its max_requests={self._max_requests}")
+            return await speak(messages, tools)
+
+        task = str(episode.example.messages[-1].get("content") or "")
+        inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        endpoint = {"OPENAI_BASE_URL": await self._started(), "OPENAI_API_KEY": key}
+        self._endpoint.speakers[key] = get_turn
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *[argument.replace(_PROMPT, task) for argument in self._command],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=folder,
+                    env=inherited
+                    | {"HOME": str(folder), "OPENAI_MODEL": MODEL, **self._variables, **endpoint},
+                )
+                status = episode.memory["status"] = await process.wait()
+            finally:
+                del self._endpoint.speakers[key]
+                await _kill_all(key)
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _KEPT_BYTES))
+            text = episode.memory["output"] = output.read().decode(errors="replace")
+        if not episode.turns:
+            raise RuntimeError(
+                f"the agent ended with status {status} before it asked the policy: {text[-200:]}"
+            )
+
+    def close(self, episode: Episode) -> None:
+        """Delete the agent's folder, and close the objects of this episode."""
+        super().close(episode)
+        shutil.rmtree(episode.memory.get("folder", ""), ignore_errors=True)
+
+    async def _started(self) -> str:
+        """Return the URL of the endpoint. The first call starts it."""
+        if self._url is None:
+            serving = self._servers.enter_async_context(self._endpoint.serving())
+            self._url = asyncio.ensure_future(serving)
+        # Shielded, so that a cancelled episode does not cancel the start for all episodes.
+        return await asyncio.shield(self._url)
+
+
+async def _kill_all(key: str) -> None:
+    """Kill the processes whose environment contains `key`, until none is left.
+
+    They have no process group of their own, so that they also end with the rollouts process.
+    """
+    for _ in range(_KILL_ROUNDS):
+        alive = False
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                if key.encode() in path.read_bytes():
+                    alive = True
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+        if not alive:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def succeeded(episode: Episode) -> float:
+    """Return 1 if the agent ended with status 0, else 0."""
+    return float(episode.memory["status"] == 0)
+
+
+async def wrote(episode: Episode, *, path: str) -> float:
+    """Return 1 if the file at `path` in the agent's folder contains the answer, else 0."""
+    file: Path = episode.memory["folder"] / path
+    text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
+    return exact(text, episode.example.info["answer"])

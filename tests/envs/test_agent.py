@@ -1,0 +1,172 @@
+"""Any command plays an episode through an endpoint of its own."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from envs.agent import Agent, succeeded, wrote
+from envs.datasets import JsonLines
+from envs.episode import Example, StopReason
+from rl.inference.live_version import LiveVersion
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
+
+SHELL_AGENT = "examples/my-lab/my_lab/shell_agent.py"
+ASK = """
+import json, os, sys
+from urllib.request import Request, urlopen
+from urllib.error import HTTPError
+def ask(text, key=None, **more):
+    body = {"messages": [{"role": "user", "content": text}], **more}
+    headers = {"Authorization": "Bearer " + (key or os.environ["OPENAI_API_KEY"])}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    try:
+        answer = json.load(urlopen(Request(url, json.dumps(body).encode(), headers)))
+    except HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+    return answer["choices"][0]["message"]["content"]
+"""
+
+
+def agent(command, tmp_path, *, max_requests=9, variables=None, **changed) -> Agent:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"q": f"task {i}", "a": "yes"}) + "\n" for i in range(3)))
+    dataset = JsonLines(path=str(tasks), eval_path=None, prompt="q", answer="a", num_eval=1)
+
+    async def output(episode):
+        seen.append(dict(episode.memory))
+        return 0.0
+
+    seen = []
+    rewards = {"wrote": lambda episode: wrote(episode, path="answer.txt")}
+    rewards |= {"succeeded": succeeded, "output": output}
+    empty = {"shared": {}, "per_episode": {}, "bindings": {}, "toolsets": {}}
+    given = {"tools": (), "max_turns": 1, "tool_timeout": 9.0, "describe_tools": True, **changed}
+    env = Agent(
+        **{"name": "agent", "dataset": dataset, "max_concurrent": None, **empty, **given},
+        rewards=rewards,
+        reward_weights={"wrote": 1.0, "succeeded": 0.0},
+    )
+    options = {"variables": variables or {}, "max_requests": max_requests}
+    env.configure(command=command, **options)
+    env.seen = seen
+    return env
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", ASK + code, "{prompt}"]
+
+
+def play(env, *answers, group_size=1, timeout=60.0):
+    sampler = SAMPLER.__class__(**{**vars(SAMPLER), "rollout_timeout": timeout})
+    chat = RendererChat(sampler, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
+    example = Example(0, "agent", [{"role": "user", "content": "say yes"}], {"answer": "Yes"})
+    return asyncio.run(Player(sampler, env, chat).play_group(0, example, group_size))
+
+
+def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_path):
+    env = agent([sys.executable, SHELL_AGENT, "{prompt}"], tmp_path)
+    (rollout,) = play(env, "echo yes > answer.txt; echo 1", "done")
+    assert (rollout.error, rollout.rewards) == ("", {"wrote": 1.0, "succeeded": 1.0, "output": 0.0})
+    assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 2, StopReason.STOP)
+    (row,) = rollout.rows
+    chosen = row.token_ids[row.completion_mask]
+    assert bytes(t for t in chosen if t < 256) == b"echo yes > answer.txt; echo 1done"
+    assert set(row.token_versions[row.completion_mask]) == {7}
+    assert row.turns.max() == 1
+    contents = [m["content"] for m in rollout.messages]
+    assert contents == ["say yes", "echo yes > answer.txt; echo 1", "1\n", "done"]
+    assert not env.seen[0]["folder"].exists()
+
+
+def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path):
+    env = agent(python("print(ask(sys.argv[1]), os.environ['X']); sys.exit(3)"), tmp_path,
+                variables={"X": "own"})  # fmt: skip
+    (rollout,) = play(env, "hello")
+    assert rollout.rewards == {"wrote": 0.0, "succeeded": 0.0, "output": 0.0}
+    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, "hello own\n")
+
+
+def test_agents_have_keys_of_their_own_and_no_secret_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    code = "print(sorted(os.environ), ask('a', 'other'), ask('b', n=2)); ask('c')"
+    env = agent(python(code + "; print(os.environ['OPENAI_API_KEY'])"), tmp_path)
+    rollouts = play(env, "hello", group_size=3)
+    assert [rollout.turns for rollout in rollouts] == [1, 1, 1]
+    outputs = [seen["output"] for seen in env.seen]
+    assert len({output.split()[-1] for output in outputs}) == 3
+    for output in outputs:
+        assert "401" in output
+        assert "has another key than its OPENAI_API_KEY" in output
+        assert "n=2: the policy returns one answer" in output
+        assert "WANDB_API_KEY" not in output
+
+
+def alive(mark: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path.parent.name] if mark.encode() in path.read_bytes() else []
+        except OSError:
+            continue
+    return [pid for pid in found if pid != str(os.getpid())]
+
+
+def test_an_agent_that_hangs_is_ended_and_counted_with_all_its_processes(tmp_path):
+    mark = f"mark-{os.getpid()}"
+    hang = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 99; : {mark}'], start_new_session=True); ask('x'); import time; time.sleep(99)"  # noqa: E501
+    (rollout,) = play(agent(python(hang), tmp_path), "hello", timeout=3.0)
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TIMEOUT, None)
+    assert "sampler.rollout_timeout=3 s" in rollout.error
+    assert rollout.turns == 1
+    assert alive(mark) == []
+
+
+def test_what_the_agent_left_in_the_background_ends_with_it(tmp_path):
+    mark = f"left-{os.getpid()}"
+    leave = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 99; : {mark}'], start_new_session=True); ask('x')"  # noqa: E501
+    (rollout,) = play(agent(python(leave), tmp_path), "hello")
+    assert (rollout.stop_reason, rollout.rewards["succeeded"]) == (StopReason.STOP, 1.0)
+    assert alive(mark) == []
+
+
+def test_an_agent_that_asks_too_often_is_ended_and_scored(tmp_path):
+    endless = "open('answer.txt', 'w').write('yes')\nwhile True: ask('again')"
+    (rollout,) = play(agent(python(endless), tmp_path, max_requests=2), "hello")
+    assert (rollout.turns, rollout.stop_reason) == (2, StopReason.MAX_TURNS)
+    assert (rollout.reward, rollout.rewards["succeeded"]) == (1.0, 0.0)
+
+
+def test_an_agent_that_asks_nothing_is_an_error_with_its_last_words(tmp_path):
+    (rollout,) = play(agent(python("raise SystemExit('no task')"), tmp_path), "hello")
+    assert rollout.stop_reason == StopReason.ENV_ERROR
+    assert "the agent ended with status 1 before it asked the policy: no task" in rollout.error
+
+
+@pytest.mark.parametrize(
+    ("command", "changed", "said"),
+    [
+        (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
+        (["sh", "{prompt}"], {"max_requests": 0}, "max_requests=0: set it to at least 1"),
+    ],
+)
+def test_invalid_options_are_refused(command, changed, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        agent(command, tmp_path, **changed)
+
+
+def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
+    agent(["sh", "{prompt}"], tmp_path).check_machine()
+    with pytest.raises(ValueError, match="there is no program 'no-such-agent'"):
+        agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
+
+
+def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
+    with pytest.raises(ValueError, match="'agent' has no scripted expert"):
+        agent(["sh", "{prompt}"], tmp_path).demonstrations(Random(0))
