@@ -10,6 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,14 +66,16 @@ class Arm:
                 "estimator" in self.base.critic
                 or is_penalised
                 or self.base.reward["normalise_each"]
+                or not Learned.of(self.base).batch_credit_is_neutral
             ):
                 raise ValueError(
-                    f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
-                    "normalised rewards, so a new advantage cannot be computed from the rewards"
+                    f"{self.name}: the recorded advantages contain a critic, a KL penalty, a "
+                    "batch credit or normalised rewards, so they cannot be computed from the rewards"
                 )
-        if not self._same("aggregation") and self.base.record.get("num_groups", 0) is not None:
+        needs_all = hasattr(component(self.run.loss), "statistics") or not self._same("aggregation")
+        if needs_all and self.base.record.get("num_groups", 0) is not None:
             raise ValueError(
-                f"{self.name}: token weights depend on the whole batch, but the run recorded only "
+                f"{self.name}: loss or weights need the whole batch, but the run recorded only "
                 "some of its groups: train with record=all"
             )
 
@@ -92,9 +95,10 @@ class Arm:
         if not self._same("advantage"):
             tokens = _with_advantages(batch, folder, self.run, self.name)
         weights = batch.weights if self._same("aggregation") else _weights(self.run, batch)
-        objective = Objective(
-            build(self.run.loss), build(self.run.correction), kl, self.run.entropy_bonus
-        )
+        token_loss = component(self.run.loss)
+        if hasattr(token_loss, "statistics"):  # of the recorded tokens
+            token_loss = partial(token_loss, statistics=token_loss.statistics(tokens).double())
+        objective = Objective(token_loss, build(self.run.correction), kl, self.run.entropy_bonus)
         logprobs = tokens.logprobs.clone().requires_grad_()
         beta = beta if self._same("kl") else kl.beta
         loss, _ = objective.per_token(tokens, logprobs, tokens.entropies, beta)

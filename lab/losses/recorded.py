@@ -70,6 +70,9 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
     for row, length in zip(rows, lengths, strict=True):
         positions.append(torch.arange(seen[row.id], seen[row.id] + length))
         seen[row.id] += length
+    places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
+    rollout_ids = torch.tensor([places[row.id] for row in rows])[sequence_ids]  # [N]
+    group_ids = torch.tensor([int(row.id.split(".")[0]) for row in rows])[sequence_ids]  # [N]
     has = rows[0].trained.keys()
     tokens = Tokens(
         logprobs=column("pi"),
@@ -81,6 +84,8 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         entropies=column("entropy"),
         positions=torch.cat(positions),
         turns=column("turns").long(),
+        rollout_ids=rollout_ids,
+        group_ids=group_ids,
         old_logprobs=column("old") if "old" in has else None,
         ref_logprobs=column("ref") if "ref" in has else None,
     )

@@ -9,7 +9,7 @@ B: rows, T: padded length, N: completion tokens of the micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -78,19 +78,6 @@ class Batch(Tokens):
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
-
-    def with_outputs(
-        self, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
-    ) -> "Batch":
-        """Return what the token loss sees: this micro-batch with the outputs of a forward pass."""
-        return replace(
-            self,
-            logprobs=logprobs,
-            rollout_logprobs=self.rollout_logprobs.to(logprobs.dtype),
-            advantages=self.advantages.to(logprobs.dtype),
-            entropies=entropies.detach(),
-            candidate_logprobs=candidate_logprobs,
-        )
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
         """Return this micro-batch's share of the objective, from the loss of each token [N]."""

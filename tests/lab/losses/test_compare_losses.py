@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from lab.losses.arms import arms_of
 from lab.losses.command import main
 from lab.losses.differences import by, difference, largest
 from lab.losses.recorded import recorded_steps, recorded_tokens
-from rl.config.build import build
+from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.dry_call.learn import completed
 from rl.learner.objective import Batch, Objective
@@ -54,23 +55,29 @@ def record_run(path, *overrides):
         groups, build(run.aggregation), per_turn=by_turn,
         step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
     )  # fmt: skip
-    objective = Objective(build(run.loss), build(run.correction), build(run.kl)(), 0.01)
     generator = torch.Generator().manual_seed(0)
+    made = []
     for rank, share in enumerate(shares):
-        step = StepRecord(replace(share, record_ids=ids))
         for update in range(UPDATES):
             for number, micro in enumerate(share.micro_batches):
                 batch = Batch.of(micro, torch.device("cpu"), STEP)
                 shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
                 old, ref, logprobs = batch.rollout_logprobs + shifts
                 batch = replace(batch, old_logprobs=old, ref_logprobs=ref)
-                entropies = shifts[0].abs().requires_grad_()
-                leaves = [logprobs.requires_grad_(), entropies]
-                loss, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
-                grads = torch.autograd.grad(
-                    batch.weighted_sum(loss), leaves, materialize_grads=True
-                )
-                step.observe(update, number, observation(batch, logprobs, loss, grads, metrics))
+                leaves = [logprobs.requires_grad_(), shifts[0].abs().requires_grad_()]
+                made.append((rank, update, number, batch, leaves))
+    steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
+    for rank, update, number, batch, leaves in made:
+        loss = component(run.loss)
+        if hasattr(loss, "statistics"):
+            seen = [b.with_outputs(*given) for _, when, _, b, given in made if when == update]
+            total = torch.stack([loss.statistics(each) for each in seen]).sum(0).detach()
+            loss = partial(loss, statistics=total)
+        objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
+        losses, metrics = objective.per_token(batch, *leaves, run.kl["beta"])
+        grads = torch.autograd.grad(batch.weighted_sum(losses), leaves, materialize_grads=True)
+        steps[rank].observe(update, number, observation(batch, leaves[0], losses, grads, metrics))
+    for rank, step in enumerate(steps):
         step.write(folder, rank)
     return folder
 
