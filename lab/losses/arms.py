@@ -69,8 +69,8 @@ class Arm:
                 or not Learned.of(self.base).batch_credit_is_neutral
             ):
                 raise ValueError(
-                    f"{self.name}: the recorded advantages contain a critic, a KL penalty, a "
-                    "batch credit or normalised rewards, so they cannot be computed from the rewards"
+                    f"{self.name}: the recorded advantages contain a critic, a KL penalty, a batch "
+                    "credit or normalised rewards, so they do not follow from the rewards alone"
                 )
         needs_all = hasattr(component(self.run.loss), "statistics") or not self._same("aggregation")
         if needs_all and self.base.record.get("num_groups", 0) is not None:
