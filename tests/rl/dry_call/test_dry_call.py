@@ -154,7 +154,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
     assert learn(own("loss", hidden)).reads_advantages
     assert not learn(own("loss", hidden.replace("READS", "OTHER"))).reads_advantages
     problem = the_problem(own("loss", hidden.replace("'advantages'", "'advantage'")))
-    assert "Tokens has no ['advantage']: remove it" in problem
+    assert "Tokens has no field advantage: name only fields" in problem
 
 
 @pytest.mark.parametrize(
