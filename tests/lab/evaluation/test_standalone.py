@@ -92,6 +92,24 @@ def test_the_table_contains_the_numbers_and_advice():
     assert "! pass@1 is 0 %: the" in lines
 
 
+def test_every_row_of_the_table_has_its_number_in_its_unit():
+    known = {"rewards": {"exact": 1.0}, "turns": 3, "tool_calls": 2, "tool_errors": 1}
+    lines = table(
+        played(rollout(1.0, **known), rollout(0.0, **{**known, "rewards": {"exact": 0.0}})),
+        played(rollout(1.0, **known), rollout(None, stop_reason=StopReason.ENV_ERROR)),
+    )
+    rows = dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", lines, re.MULTILINE))
+    assert rows.pop("reward").startswith("0.667 ± ")
+    assert rows == {
+        **{"examples": "2", "rollouts": "4", "not scored": "1", "exact": "0.667"},
+        **{"pass@1": "75.0%", "pass@2": "100.0%", "no spread": "0.0%"},
+        **{"mean length": "0.0 tokens", "max length": "0", "turns": "2.50"},
+        **{"tool calls": "1.50", "tool errors": "0.75"},
+        **{"stop: stop": "75.0%", "stop: env_error": "25.0%"},
+        "outputs/x/": "summary.json, rollouts.jsonl, rollouts.html",
+    }
+
+
 def test_a_mixture_has_a_column_for_each_environment_and_no_nan():
     lines = table(played(rollout(1.0), env="a"), played(rollout(None, error="broke"), env="b"))
     head = next(line for line in lines.splitlines() if line.strip())

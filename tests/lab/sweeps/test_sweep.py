@@ -62,7 +62,7 @@ def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
     assert SweepFolder(app.folder / "outputs" / "x").read_info()["started"] > last
     assert "4 jobs, 2 done before, 2 to be resumed" in output
     assert what_ran(app) == ["rate=0.5 seed=1 from 2", "rate=0.7 seed=1 from 2"]
-    assert [record.state for record in records(app)] == ["done"] * 4
+    assert [(record.state, record.error) for record in records(app)] == [("done", None)] * 4
     assert [record.folder for record in records(app)] == before
     assert "are not done" not in output
 

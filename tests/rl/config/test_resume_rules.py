@@ -108,6 +108,18 @@ def test_a_resumed_run_may_not_learn_something_else(
     assert said in only_problem(changed(changed(config, run), {"resume": True, **changes}))
 
 
+@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, " (and 1 more)"), (5, " (and 2 more)")])
+def test_three_changed_keys_are_shown_and_the_others_are_counted(
+    count: int, more: str, config: dict[str, Any]
+) -> None:
+    Folder(config)
+    changes = {"batch_size": 8, "group_size": 2, "seed": 7, "entropy_bonus": 0.5, "kl.beta": 0.25}
+    other = dict(list(changes.items())[:count])
+    problem = only_problem(changed(config, {**other, "resume": True}))
+    assert f"{more}; repeat the overrides of that run" in problem
+    assert problem.count(" was ") == 3
+
+
 def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str, Any]) -> None:
     folder = Folder(config)
     assert only_problem(config) == (

@@ -431,6 +431,8 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
     reference.save(tmp_path)
     other = InitialPolicy(refresh_every=1, refresh_mix=0.01, **SHARED).start(given)
     other.load(tmp_path)
+    for name, average in reference._average.items():  # in float32, not as rounded to bfloat16
+        assert torch.equal(other._average[name], average)
     for step in range(100):
         other.after_step(step)
     for name, parameter in other._module.model.named_parameters():

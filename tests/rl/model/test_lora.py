@@ -147,7 +147,8 @@ def test_target_modules_choose_the_layers(folder):
     [
         (
             {"target_modules": ["q_proj", "query"]},
-            "adapter.target_modules contains query, which the",
+            "adapter.target_modules contains query, which the model does not have: choose from "
+            "[a-z]+",  # names, not the numbers of layers
         ),
         ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
         ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),

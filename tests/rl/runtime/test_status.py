@@ -58,6 +58,9 @@ def test_a_block_restores_the_status_before_it_unless_it_raises(tmp_path, status
     with status.doing("writing a checkpoint"):
         assert on_disk(tmp_path).doing == "writing a checkpoint"
     assert on_disk(tmp_path) == before
+    with status.doing("a second block"):
+        pass
+    assert on_disk(tmp_path) == before
     with pytest.raises(RuntimeError), status.doing("pushing version 4"):
         raise RuntimeError
     assert on_disk(tmp_path).doing == "pushing version 4"

@@ -10,7 +10,7 @@ import torch
 from rl.inference.routes import VLLMRoutes
 from rl.runtime.failure import RunFailed
 from rl.weights.fingerprint import fingerprint
-from rl.weights.pusher import WeightPusher
+from rl.weights.pusher import NoReceiver, WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, pusher, two_rows
 from tests.support.receiving import SENDERS, opened, refuse, replica
 
@@ -39,6 +39,12 @@ def test_every_replica_gets_every_version(sync, replicas, tmp_path):
         assert all(one.holds(sent(policy, sync), version) for one in replicas)
         policy.step()
     assert lost(push) == {}
+
+
+def test_a_push_without_any_replica_says_where_to_look(tmp_path):
+    policy = OnePolicy(tmp_path / "model", torch.bfloat16)
+    with pytest.raises(NoReceiver, match=r"no vLLM answers its health check: see logs/inference"):
+        pusher("shm").push(policy, 3, must_differ=False)
 
 
 @pytest.mark.parametrize("sync", ["gloo", "adapter"])
