@@ -10,11 +10,11 @@ that blocks must be a plain function, because plain functions run in a thread. I
 raises, hangs or returns NaN, only its rollout fails and the run continues.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
@@ -36,8 +36,22 @@ class PolicyTurn:
     completion_tokens: int
 
 
-Speak = Callable[[list[Message], list[dict[str, Any]] | None], Awaitable[PolicyTurn]]
-"""A function that returns the policy's turn after these messages, or raises ContextFull."""
+class Speak(Protocol):
+    """A function that samples a turn of the policy."""
+
+    async def __call__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        prefix: Sequence[int] | str | None = None,
+        prefix_trains: bool = False,
+    ) -> PolicyTurn:
+        """Return the policy's turn after these messages, or raise ContextFull.
+
+        The turn begins with `prefix`, tokens or a text. `prefix_trains`: whether it is trained.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -176,7 +190,10 @@ class Environment:
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the prompt of a reference model with `sees_hint`. The policy reads `messages`.
+        """Return the prompt with the hint of an example.
+
+        A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
+        policy reads this prompt itself if its strategy shows it the hint (strategy.py).
 
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's
@@ -185,9 +202,10 @@ class Environment:
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
             raise ValueError(
-                f"example {example.id} of env {self.name!r} has no hint for the reference model: "
-                "set its info['hint'] to a text, give the environment a teacher_messages() method, "
-                "or set reference.sees_hint=false"
+                f"example {example.id} of env {self.name!r} has no hint for the reference model or "
+                "the strategy: set its info['hint'] to a text, give the environment a "
+                "teacher_messages() method, or set reference.sees_hint=false and "
+                "strategy=independent"
             )
         last = max(min(len(self.opened(example.messages)), len(messages)) - 1, 0)
         content = f"{messages[last].get('content') or ''}\n\n{hint}"

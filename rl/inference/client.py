@@ -234,6 +234,31 @@ class GroupClient:
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
 
+    async def score(
+        self, prompt_ids: Sequence[int], count: int, *, version: int
+    ) -> tuple[list[float], int]:
+        """Return vLLM's logprobs of the last `count` tokens at temperature 1, and their version.
+
+        `version` is a policy version that vLLM has loaded before this call.
+        """
+        scoring = {"temperature": 1.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": 0}
+        body = {"token_ids": list(prompt_ids), "sampling_params": {**scoring, "detokenize": False}}
+
+        def read(content: bytes) -> tuple[list[float], int]:
+            answer = msgspec.json.decode(content, type=GenerateAnswer)
+            scored = zip(prompt_ids[-count:], (answer.prompt_logprobs or [])[-count:], strict=True)
+            logprobs = [(entry or {})[token].logprob for token, entry in scored]
+            return logprobs, completion_of(answer.choices[0], []).versions[0]
+
+        while True:
+            route = "/inference/v1/generate"
+            logprobs, now = await self.client.request(route, body, read, self.group, 1)
+            # vLLM samples after it has computed the prompt. If the versions before and after it are
+            # equal, no weights were loaded in between.
+            if now == version:
+                return logprobs, version
+            version = now
+
     async def tokenize(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:

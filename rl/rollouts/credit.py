@@ -107,6 +107,8 @@ class GroupCredit:
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
         """Return one credit per rollout of the group that played `example`."""
+        if not rollouts:  # the strategy returned none
+            return ()
         weights = self.weights_of(example)
         credits = [self._truncated(rollout) for rollout in rollouts]
         group = scored_group(example, rollouts, credits, weights)

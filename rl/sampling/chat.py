@@ -9,6 +9,7 @@ sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat 
 earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +67,14 @@ class Chat:
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
+        raise NotImplementedError
+
+    def encode(self, given: str | Sequence[int]) -> list[int]:  # noqa: ARG002
+        """Return the tokens with which a turn begins, given as tokens or as a text."""
+        raise ValueError("client=messages cannot begin a turn with given tokens: remove `prefix`")
+
+    async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
+        """Return the policy's logprobs of the last `count` tokens, and the policy's version."""
         raise NotImplementedError
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:

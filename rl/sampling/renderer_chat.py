@@ -9,7 +9,7 @@ then does not begin with the tokens of turn one, and a rollout becomes several t
 start of a run tests for this. If the format drops thinking, `client.on_rewrite` says what happens.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
@@ -68,6 +68,20 @@ class RendererChat(Chat):
         assert self.requests is not None, "only within group()"
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
+
+    def encode(self, given: str | Sequence[int]) -> list[int]:
+        tokenizer: Tokenizer = cast("Any", self.renderer)._tokenizer
+        return tokenizer.encode(given) if isinstance(given, str) else [*given]
+
+    async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
+        changed = self.sampler.non_default_parameters()
+        if changed != {"temperature": 1.0}:
+            raise ValueError(
+                "vLLM computes logprobs of given tokens at temperature 1 only, but the sampler has "
+                f"{changed}: use prefix_trains=False, or set sampler.temperature=1"
+            )
+        assert self.requests is not None, "only within group()"
+        return await self.requests.score(token_ids, count, version=self.version.number)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the tokens before the stop text. An invalid tool call gets an `error`."""

@@ -7,7 +7,7 @@ all earlier messages are unchanged, the new messages are appended to the sampled
 environment changed an earlier message, the conversation is rendered again and a new row begins.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, PolicyTurn
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
+from rl.sampling.prefix import Prefix, sample_turn
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import RequestSeeds
 
@@ -27,7 +28,8 @@ class Speaker:
     Attributes:
         engine: returns a context manager that surrounds each request (`Clock.holding_slots`).
         seeds: the seeds of the requests, one per turn.
-        opened: function that adds `env.system_prompt` to messages.
+        opened: function that adds `env.system_prompt`, and a hint if the policy sees one.
+        prefix: the turns with which the attempt begins; None: the policy samples all turns.
         stop_reason: why the newest turn ended; CONTEXT if the prompt fills max_seq_len.
     """
 
@@ -37,13 +39,21 @@ class Speaker:
     engine: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
+    prefix: Prefix | None = None
     stop_reason: StopReason = StopReason.STOP
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
 
-    async def __call__(self, messages: list[Message], tools: ToolSpecs | None) -> PolicyTurn:
-        """Sample and return the policy's answer to `messages`.
+    async def __call__(
+        self,
+        messages: list[Message],
+        tools: ToolSpecs | None,
+        *,
+        prefix: Sequence[int] | str | None = None,
+        prefix_trains: bool = False,
+    ) -> PolicyTurn:
+        """Sample and return the policy's answer to `messages`, which may begin with `prefix`.
 
         Raises:
             ContextFull: the prompt fills max_seq_len.
@@ -54,10 +64,13 @@ class Speaker:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
         # Draw the seed before waiting for vLLM, because concurrent turns may wait in any order.
-        seed = self.seeds.next()
+        seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
+        replayed = given.turn(number, prompt) if given else None
+        if prefix is not None and not (replayed and replayed.token_ids):
+            given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
         try:
             async with self.engine():
-                (completion,) = await self.chat.generate(prompt, 1, seed)
+                completion = await sample_turn(self.chat, prompt, seed, given, number)
         except GenerationError as error:
             self._failure = error
             raise
