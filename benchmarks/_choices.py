@@ -46,7 +46,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "reward.length_penalty": {"0": 0.0, "0.1": 0.1},
 }
 # Groups and choices that a training step without a server cannot exercise.
-NOT_TRAINED = ("model", "client", "evaluation", "group_size", "reward.length_penalty")
+NOT_TRAINED = ("model", "strategy", "client", "evaluation", "group_size", "reward.length_penalty")
 NO_SERVER = {"reference": "endpoint"}
 NO_MIXTURE = {"reference": ["per_env"]}  # per_env needs env=mixture, and env is in ELSEWHERE
 ENVIRONMENTS = ("reverse-text", "arithmetic")  # their episodes fit the tiny policy

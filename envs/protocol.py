@@ -40,11 +40,18 @@ class Speak(Protocol):
     """The policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
 
     async def __call__(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, *, role: str = ""
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        role: str = "",
+        prefix: Sequence[int] | str | None = None,
+        prefix_trains: bool = False,
     ) -> PolicyTurn:
         """Return the policy's turn after these messages.
 
         `role` names the player whose turn it is, if several roles of the policy play an episode.
+        The turn begins with `prefix`, tokens or a text. `prefix_trains`: whether it is trained.
         """
         ...
 
@@ -210,7 +217,10 @@ class Environment:
         )
 
     def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
-        """Return the prompt of a reference model with `sees_hint`. The policy reads `messages`.
+        """Return the prompt with the hint of an example.
+
+        A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
+        policy reads this prompt itself if its strategy shows it the hint (strategy.py).
 
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's
@@ -219,9 +229,10 @@ class Environment:
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
             raise ValueError(
-                f"example {example.id} of env {self.name!r} has no hint for the reference model: "
-                "set its info['hint'] to a text, give the environment a teacher_messages() method, "
-                "or set reference.sees_hint=false"
+                f"example {example.id} of env {self.name!r} has no hint for the reference model or "
+                "the strategy: set its info['hint'] to a text, give the environment a "
+                "teacher_messages() method, or set reference.sees_hint=false and "
+                "strategy=independent"
             )
         last = max(min(len(self.opened(example.messages)), len(messages)) - 1, 0)
         content = f"{messages[last].get('content') or ''}\n\n{hint}"

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "rl.wire": "",
     "rl.config": "rl.runtime",
     "rl.runtime": "envs",
-    "rl.dry_call": "rl.records rl.config rl.runtime rl.rollouts envs losses",
+    "rl.dry_call": "rl.records rl.config rl.runtime rl.rollouts rl.sampling envs losses",
     "rl.terminal": "rl.runtime",
     "rl.cluster": "rl.runtime",
     "rl.model": "rl.config",

@@ -58,11 +58,11 @@ class TasksetAdapter:
         full = False
 
         async def get_turn(
-            messages: list[Message], tools: list[dict[str, Any]] | None
+            messages: list[Message], tools: list[dict[str, Any]] | None, **given: Any
         ) -> PolicyTurn:
             nonlocal full
             try:
-                return await speak(messages, tools)
+                return await speak(messages, tools, **given)
             except ContextFull:
                 full = True
                 raise

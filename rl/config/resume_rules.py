@@ -50,7 +50,10 @@ MAY_CHANGE = (
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
 # What a run did that was started before these options existed
-_OLDER = {"batch_credit": {"_target_": "rl.rollouts.batch_credit.none"}}
+_OLDER = {
+    "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
+    "strategy": {"_target_": "rl.sampling.strategy.Independent"},
+}
 FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 

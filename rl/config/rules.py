@@ -83,6 +83,22 @@ def client_and_evaluation(config: Config) -> Iterator[str]:
         )
 
 
+def strategy(config: Config) -> Iterator[str]:
+    """Refuse a strategy in a run without vLLM, and stop texts if turns begin with given tokens."""
+    target, sampler = config["strategy"]["_target_"], config["sampler"]["_target_"]
+    if fact(target, "samples", True) and is_imitator(sampler):
+        yield (
+            f"{target} plays attempts of the policy, but {sampler} starts no vLLM: "
+            "use strategy=independent, or sampler=async"
+        )
+    for path, limits in _sampling(config):
+        if limits.get("stop") and fact(target, "begins_turns", False):
+            yield (
+                f"{target} begins turns with given tokens, where vLLM does not find "
+                f"{path}.stop={list(limits['stop'])}: set {path}.stop=[], or use another strategy"
+            )
+
+
 def _sampling(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the sampler's limits and the limits in env.sampling, each with its config path."""
     limits = value_of(config, "env.sampling") or {}
@@ -270,6 +286,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     whole_groups,
     lengths,
     client_and_evaluation,
+    strategy,
     optimizer_and_sharding,
     offload,
     compilation,

@@ -123,6 +123,7 @@ class Run(Settings):
     env: Node
     order: Node
     sampler: SamplerNode
+    strategy: Node
     client: Node
     buffer: Node
     reward: Node

@@ -33,7 +33,8 @@ from rl.runtime.child import python_module
 
 _INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
-    *("batch_credit", "buffer", "order", "env", "client", "logger", "optim", "reference"),
+    *("batch_credit", "buffer", "order", "strategy", "env", "client"),
+    *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
 _LAST_LINES = 5

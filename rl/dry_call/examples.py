@@ -1,9 +1,11 @@
-"""Dry calls of the classes that handle examples and groups: environment, order, buffer.
+"""Dry calls of the classes that handle examples and groups: environment, order, buffer, strategy.
 
 This module imports no torch.
 """
 
+import asyncio
 import inspect
+import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,9 +18,10 @@ from envs.protocol import Pool
 from rl.config.build import build
 from rl.dry_call.report import BadResult, Report, json_round_trip, unwrapped
 from rl.dry_call.rewards import made_up_rollout
-from rl.records import Credit, Group
+from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
+from rl.sampling.strategy import StartedGroup, Strategy, played
 
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
@@ -88,6 +91,34 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
         order.metrics()
         another.load(json_round_trip(order.state()))
         another.example(another.next(2 * _ROUNDS))
+
+
+def check_strategy(
+    report: Report, node: Any, group_size: int, env: Any, pools: Sequence[Pool]
+) -> None:
+    """Dry-call a strategy with made-up rewards. Check that it can play the first examples."""
+    made, rollouts = build(node), []
+    with report.calling("strategy", made, "attempts with made-up rewards"):
+        _require_methods(made(), Strategy, ("num_first", "play"))
+        for example in (pool.examples[0] for pool in pools):
+            own = build(env)().environment_of(example)
+            if made().needs_hints:
+                own.teacher_messages(example, list(example.messages))
+            if made().reads_rewards and own.scores_groups:
+                raise BadResult(
+                    f"reads rewards, but score_group of env {own.name!r} computes them later: use "
+                    "strategy=independent"
+                )
+        for rewards in ([0.0], [0.0, 1.0], [None]):
+            endless = itertools.cycle(rewards)
+
+            async def play_one(example: Example, *, endless: Any = endless, **_: Any) -> Rollout:  # noqa: ARG001
+                return made_up_rollout(next(endless), 3, 2)
+
+            group = StartedGroup(0, _made_up_group(0, 0).example)
+            rollouts += asyncio.run(played(made(), group, play_one, group_size))
+        if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
+            raise BadResult("returned no rollouts of `play_one`: return some of them")
 
 
 def selects_by_rewards(order: Any, buffer: Any) -> bool:

@@ -65,6 +65,8 @@ def learn(config: Config) -> Learned:
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
     if pools := examples.first_examples(report, config["env"]):
         examples.check_order(report, config["order"], pools)
+    size = config["group_size"]
+    examples.check_strategy(report, config["strategy"], size, config["env"], pools)
     facts["selects_examples"] = examples.selects_by_rewards(config["order"], config["buffer"])
     examples.check_methods(report, unwrapped(build(config["env"])))
     if report.problems:
@@ -87,7 +89,10 @@ def _built(report: Report, config: Config) -> dict[str, Any]:
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
     # Import `others` but do not call them. Skip those in `rl`, which are tested and import slowly.
-    others = ("env", "order", "buffer", "client", "logger", "optim", "reference", "critic")
+    others = (
+        *("env", "order", "strategy", "buffer", "client"),
+        *("logger", "optim", "reference", "critic"),
+    )
     nodes = {g: config[g] for g in others if not config[g]["_target_"].startswith("rl.")} | called
     built = {}
     for group, node in nodes.items():

@@ -22,6 +22,7 @@ from rl.evaluation.play import choose_examples, play, write_rollouts
 from rl.evaluation.summary import Played, summarise
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
+from rl.sampling.strategy import Independent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +115,13 @@ class Evaluator:
         return summarise(played, settings.pass_threshold).metrics()
 
     def _player_of(self, version: int) -> Player:
-        """Return a copy of the training player with the evaluation's temperature and no hints."""
+        """Return the player with the evaluation's temperature, no hints and no strategy."""
         player = self.player.at(version)
         settings = player.schedules.applied(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
         chat = player.chat.at_version(sampler, version)
-        return replace(player, sampler=sampler, chat=chat, hinted_envs=frozenset())
+        training = {"hinted_envs": frozenset(), "strategy": Independent()}
+        return replace(player, sampler=sampler, chat=chat, **training)
 
 
 def evaluator_of(

@@ -236,15 +236,31 @@ class GroupClient:
         route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
 
-    async def score(self, token_ids: Sequence[int], *, version: int) -> list[float]:
-        """Return vLLM's logprob of each token except the first, at temperature 1."""
+    async def score(
+        self, token_ids: Sequence[int], count: int, *, version: int
+    ) -> tuple[list[float], int]:
+        """Return vLLM's logprobs of the last `count` tokens at temperature 1, and their version.
+
+        `version` is a policy version that vLLM has loaded before this call.
+        """
         body = scoring_request(token_ids)
-        body["cache_salt"] = f"{self.client.salt}-v{version}"
+        body["sampling_params"]["logprobs"] = 0  # the sampled token then tells its version
 
-        def read(content: bytes) -> list[float]:
-            return scores_in(msgspec.json.decode(content), token_ids)
+        def read(content: bytes) -> tuple[list[float], int]:
+            answer = msgspec.json.decode(content, type=GenerateAnswer)
+            logprobs = scores_in(msgspec.json.decode(content), token_ids)
+            return logprobs[len(logprobs) - count :], completion_of(answer.choices[0], []).versions[
+                0
+            ]
 
-        return await self.client.request("/inference/v1/generate", body, read, self.group, 1)
+        while True:
+            route = "/inference/v1/generate"
+            logprobs, now = await self.client.request(route, body, read, self.group, 1)
+            # vLLM samples after it has computed the prompt. If the versions before and after it are
+            # equal, no weights were loaded in between.
+            if now == version:
+                return logprobs, version
+            version = now
 
     async def tokenize(
         self,

@@ -39,6 +39,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
+    num_masked: int = 0  # number of first tokens that were given and are not trained
 
 
 # The fields of vLLM's answer that we read. Decoding into these types takes a fifth of the time of
@@ -71,6 +72,7 @@ class GenerateAnswer(msgspec.Struct, gc=False):
     """The answer of vLLM's generate route."""
 
     choices: list[Choice]
+    prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:

@@ -9,7 +9,7 @@ B: rows, T: padded length, N: completion tokens of the micro-batch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np

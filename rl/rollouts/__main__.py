@@ -40,6 +40,7 @@ from rl.sampling.chat import ChatSettings
 from rl.sampling.demonstrations import ImitationSampler
 from rl.sampling.player import Player
 from rl.sampling.prompt_lengths import FittingExamples
+from rl.sampling.strategy import Strategy
 from rl.sampling.watchdog import Watchdog
 
 
@@ -60,17 +61,22 @@ def _expert_player(
     return play_group
 
 
-def _hinted_envs(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
+def _hinted_envs(
+    run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
+) -> frozenset[str]:
     """Return the names of environments whose reference model sees hints.
 
     Raises:
-        ValueError: an example of one of these environments has no hint.
+        ValueError: an example lacks a hint that the reference model or the strategy needs.
     """
     hinted: set[str] = set()
     for pool in pools:
         # Skip empty pools: ExampleOrder.begin, which runs later, reports them.
-        if pool.examples and sees_hint(run.plain(), name := pool.examples[0].env):
+        if not pool.examples:
+            continue
+        if sees_hint(run.plain(), name := pool.examples[0].env):
             hinted.add(name)
+        if name in hinted or strategy.needs_hints:
             for example in pool.examples:
                 env.environment_of(example).teacher_messages(example, list(example.messages))
     return frozenset(hinted)
@@ -89,6 +95,7 @@ async def main(run_folder: RunFolder) -> None:
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
+        more: float = 1
         if sampler.uses_vllm:
             num_seqs = (run.inference.args or {}).get("max_num_seqs")
             setting = ChatSettings(
@@ -106,18 +113,21 @@ async def main(run_folder: RunFolder) -> None:
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
             # Use the original pools, because FittingExamples would render every prompt here.
-            hinted = _hinted_envs(run, env, pools)
+            strategy: Strategy = build(run.strategy)()
+            hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
-            watchdog = stack.enter_context(Watchdog(status.set))
-            seed = run.seed if sampler.seeded else None
-            player = Player(sampler, env, chat, watchdog, seed=seed, hinted_envs=hinted)
-            player = replace(player, schedules=schedules)
+            player = Player(
+                *(sampler, env, chat, stack.enter_context(Watchdog(status.set))),
+                *(run.seed if sampler.seeded else None, strategy, schedules),
+                hinted_envs=hinted,
+            )
             play_group: PlayGroupAt = player.play_group_at
+            # A strategy may play more attempts at once than its group keeps.
+            more = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            form = model.renderer, model.renderer_options
-            renderer = load_renderer(run_folder.model(), *form)
+            renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
             play_group = _expert_player(run, sampler, env, renderer)
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
@@ -133,7 +143,7 @@ async def main(run_folder: RunFolder) -> None:
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
             max_staleness=sampler.max_staleness,
-            max_concurrent=sampler.max_concurrent,
+            max_concurrent=int(sampler.max_concurrent / more),
             step=start.step if start else 0,
             version=version,
             state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),

@@ -46,7 +46,7 @@ class FifoBuffer:
     def why_useless(self, group: Group) -> str:
         """Return the reason to reject the group, as one word for metrics, or an empty text."""
         if not group.rewards:
-            return "unscorable"
+            return "unscorable" if group.rollouts else "without_rollouts"
         # A rollout whose prompt fills the context has a reward but no token to train on.
         return "" if any(rollout.rows for rollout in group.rollouts) else "without_tokens"
 

@@ -60,5 +60,6 @@ class SamplingLimits:
         return NoMoreBatches(
             f"the buffer rejected the last {self._num_rejected} groups (whole run: {in_all}): the "
             "task is too easy or too hard for this policy. Use buffer=fifo or other examples, or "
-            "raise model.max_seq_len if most groups are without_tokens"
+            "raise model.max_seq_len if most groups are without_tokens, or use another strategy if "
+            "most are without_rollouts"
         )

@@ -7,7 +7,7 @@
         mask        [L] True where the policy chose the token
         mu          [L] log mu at sampling; NaN where no policy sampled
         version     [L] policy version that sampled the token; -1 where no policy did
-        turns       [L] index of the assistant turn, from 0; -1 outside the mask
+        turns       [L] index of the assistant turn, from 0; -1 outside of turns
 
     tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
         id, row     as above

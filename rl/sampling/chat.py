@@ -9,7 +9,7 @@ sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat 
 earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -69,9 +69,16 @@ class Chat:
         """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
         raise NotImplementedError
 
-    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:  # noqa: ARG002
-        """Return the logprob of each token of `text`, in a turn that begins with `after`."""
-        raise ValueError("this client sends no tokens, so it scores no text: use client=renderer")
+    def encode(self, given: str | Sequence[int]) -> list[int]:  # noqa: ARG002
+        """Return the tokens with which a turn begins, given as tokens or as a text."""
+        raise ValueError(
+            "this client sends no tokens, so it takes no `prefix` and scores no text: use "
+            "client=renderer"
+        )
+
+    async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
+        """Return the policy's logprobs of the last `count` tokens, and the policy's version."""
+        raise NotImplementedError
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the completion, without its stop text, into a message with tool calls."""

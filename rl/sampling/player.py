@@ -2,6 +2,7 @@
 
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
+A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
 An environment with `holds_conversation` writes the prompts itself and calls speaker.py per turn.
 An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. After
 an exception the rollout is repeated, at most `sampler.max_retries` times. A rollout that still
@@ -29,10 +30,13 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Hints, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.prefix import Given, Prefix, sample_turn
 from rl.sampling.rewarding import rewarded
+from rl.sampling.rollout_inputs import RolloutInputs
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
+from rl.sampling.strategy import Independent, StartedGroup, Strategy, played
 from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class Player:
 
     Attributes:
         seed: seed of the run, from which request seeds are derived; None: requests have no seed.
+        strategy: how the rollouts of a group are made.
     """
 
     sampler: PolicySampler
@@ -54,6 +59,7 @@ class Player:
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None
+    strategy: Strategy = field(default_factory=Independent)
     schedules: Schedules = NO_SCHEDULES
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
@@ -75,13 +81,13 @@ class Player:
     async def play_group(
         self, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
-        """Return the rollouts of `group_size` episodes of one example, played concurrently.
+        """Return the rollouts of one example, usually of `group_size` episodes played concurrently.
 
         An episode has one rollout, or one for each role that spoke.
 
-        In a single-turn environment one request samples all rollouts, which is about 20 % faster.
-        If max_tokens is large, each rollout has its own request, because one slow completion would
-        make the shared request time out (`Chat.shares_request`).
+        In a single-turn environment one request samples the first attempts of the strategy, which
+        is about 20 % faster. If max_tokens is large, each attempt has its own request, because one
+        slow completion would make the shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
@@ -97,26 +103,50 @@ class Player:
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
         hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
-        start = _RolloutInputs(env, example, clock, seeds, hints=hints)
-        openings: list[Completion | None] = [None] * group_size
+        start = RolloutInputs(env, example, clock, seeds, env.opened, hints=hints)
+        if env.scores_groups and self.strategy.reads_rewards:
+            raise ValueError(
+                f"{type(self.strategy).__name__} reads the rewards of attempts, but score_group of "
+                f"env {env.name!r} computes them later: use strategy=independent"
+            )
+        count = self.strategy.num_first(group_size)
+        openings: list[Completion] = []
         # If the shared request fails, each rollout sends its own request and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.running():
-                    prompt = start.prompt = await self._first_prompt(env, example)
-                    if env.max_turns == 1 and self.chat.shares_request(prompt):
-                        async with clock.holding_slots(self.chat.slots, group_size):
+                    prompt = start.prompt = await self._first_prompt(start)
+                    if count and env.max_turns == 1 and self.chat.shares_request(prompt):
+                        async with clock.holding_slots(self.chat.slots, count):
                             seed = seeds.next()
-                            openings = [*await self.chat.generate(prompt, group_size, seed)]
-        # Each rollout gets its own copy of the clock, so that each has its own timeout.
-        starts = (
-            replace(start, clock=replace(clock), opening=opening, seeds=replace(seeds, rollout=i))
-            for i, opening in enumerate(openings)
-        )
-        played = await asyncio.gather(*map(self._play_with_retries, starts))
+                            openings = await self.chat.generate(prompt, count, seed)
+        episodes: dict[int, Episode] = {}
+
+        async def play_one(
+            example: Example,
+            *,
+            seed: int,
+            prefix: Given | None = None,
+            prefix_trains: bool = False,
+            hint: str | None = None,
+        ) -> Rollout:
+            # Each rollout gets its own copy of the clock, so that each has its own timeout.
+            own = replace(start, clock=replace(clock), seeds=replace(seeds, rollout=seed))
+            if prefix is not None:
+                own.prefix = Prefix.of(self.chat, prefix, trains=prefix_trains)
+            elif seed < len(openings) and hint is None and example is start.example:
+                own.opening = openings[seed]
+            if hint is not None or example is not start.example:
+                own.change_example(example, hint)
+            rollout, episode = await self._play_with_retries(own)
+            episodes[id(rollout.messages)] = episode
+            return rollout
+
+        group = StartedGroup(index, example)
+        rollouts = await played(self.strategy, group, play_one, group_size)
         if not env.scores_groups:
-            return tuple(rollout for rollout, _ in played)
-        return await self._score_group(env, played)
+            return rollouts
+        return await self._score_group(env, [(r, episodes[id(r.messages)]) for r in rollouts])
 
     async def _score_group(
         self, env: Environment, played: Sequence[tuple[Rollout, Episode]]
@@ -151,7 +181,7 @@ class Player:
             for rollout, _ in played
         )
 
-    async def _play_with_retries(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
+    async def _play_with_retries(self, start: RolloutInputs) -> tuple[Rollout, Episode]:
         retries = 0
         while True:
             async with self._env_slot(start.env):
@@ -177,13 +207,14 @@ class Player:
         # Training and evaluation share this dict, so that max_concurrent limits their sum.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _play_once(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
+    async def _play_once(self, start: RolloutInputs) -> tuple[Rollout, Episode]:
         env, clock = start.env, start.clock
-        messages = env.opened(start.example.messages)
+        messages = start.opened(start.example.messages)
         episode = Episode(start.example, messages, policy_version=self.policy_version)
         first = Speaker(
             *(self.chat, RowBuilder(start.hints), episode),
-            *(lambda: clock.holding_slots(self.chat.slots), start.seeds, env.opened),
+            *(lambda: clock.holding_slots(self.chat.slots), start.seeds, start.opened),
+            start.prefix,
         )
         scores: list[Scores] = []
         error = ""
@@ -219,7 +250,7 @@ class Player:
         return replace(rollout, others=tuple(others)), episode
 
     def _rollout(
-        self, start: "_RolloutInputs", speaker: Speaker, scores: Scores, error: str
+        self, start: RolloutInputs, speaker: Speaker, scores: Scores, error: str
     ) -> Rollout:
         """Return the rollout of one role."""
         env, episode, (rewards, turn_rewards) = start.env, speaker.episode, scores
@@ -246,16 +277,17 @@ class Player:
         return rollout
 
     async def _play_turns(
-        self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
+        self, start: RolloutInputs, episode: Episode, rows: RowBuilder
     ) -> StopReason:
         env, opening = start.env, start.opening
-        prompt = start.prompt or await self._first_prompt(env, start.example)
+        prompt = start.prompt or await self._first_prompt(start)
         while True:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
                 async with start.clock.holding_slots(self.chat.slots):
-                    opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
+                    seed, turn = start.seeds.next(), episode.turns
+                    opening = await sample_turn(self.chat, prompt, seed, start.prefix, turn)
             completion, opening = opening, None
             rows.add_turn(completion)
             await rows.add_hint(prompt)
@@ -284,24 +316,12 @@ class Player:
         for speaker in first.speakers:
             speaker.episode.stop_reason = speaker.episode.stop_reason or speaker.stop_reason
 
-    async def _first_prompt(self, env: Environment, example: Example) -> Prompt:
+    async def _first_prompt(self, start: RolloutInputs) -> Prompt:
+        env, example = start.env, start.example
         with as_environment_error(env, f"examples (id {example.id})"):
-            return await self.chat.first_prompt(env.opened(example.messages), env.tool_specs)
+            return await self.chat.first_prompt(start.opened(example.messages), env.tool_specs)
 
     async def _score(self, env: Environment, episode: Episode) -> Scores:
         with as_environment_error(env, "score"):
             scored = await threads.call(env.score, episode)
             return rewards_by_name(scored, episode.turns)
-
-
-@dataclass
-class _RolloutInputs:
-    """The inputs of one rollout. The rollouts of a group may share `prompt` and `hints`."""
-
-    env: Environment
-    example: Example
-    clock: Clock
-    seeds: RequestSeeds
-    prompt: Prompt | None = None  # first prompt; None until it is rendered
-    hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
-    opening: Completion | None = None  # first completion, from the request that the group shared

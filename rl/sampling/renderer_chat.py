@@ -9,7 +9,7 @@ then does not begin with the tokens of turn one, and a rollout becomes several t
 start of a run tests for this. If the format drops thinking, `client.on_rewrite` says what happens.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, cast
@@ -70,15 +70,15 @@ class RendererChat(Chat):
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
-    async def logprobs(self, prompt: Prompt, after: str, text: str) -> list[float]:
+    def encode(self, given: str | Sequence[int]) -> list[int]:
         tokenizer: Tokenizer = cast("Any", self.renderer)._tokenizer
-        before, scored = tokenizer.encode(after), tokenizer.encode(text)
-        token_ids = [*prompt.token_ids, *before, *scored]
+        return tokenizer.encode(given) if isinstance(given, str) else [*given]
+
+    async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
         if len(token_ids) >= self.max_seq_len:  # vLLM samples one more token
             raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
         assert self.requests is not None, "only within group()"
-        logprobs = await self.requests.score(token_ids, version=self.version.number)
-        return logprobs[len(logprobs) - len(scored) :]
+        return await self.requests.score(token_ids, count, version=self.version.number)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
         """Parse the tokens before the stop text. An invalid tool call gets an `error`."""

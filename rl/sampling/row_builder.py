@@ -24,6 +24,7 @@ class GrowingRow:
 
     def __init__(self) -> None:
         self.hinted_prompt: list[int] | None = None
+        self.prompt_length = 0  # number of tokens of the prompt with which the row began
         self.token_ids: list[int] = []  # the token ids that have been appended
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
 
@@ -43,11 +44,12 @@ class GrowingRow:
 
     def freeze(self) -> TrainingRow:
         """Return the finished row with arrays instead of lists."""
-        hinted = self.hinted_prompt
-        return TrainingRow(
-            **{name: np.concatenate(parts) for name, parts in self._parts.items()},
-            hinted_prompt=None if hinted is None else np.array(hinted, np.int32),
-        )
+        columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+        if (hinted := self.hinted_prompt) is not None:
+            # Given tokens that are not trained come before the first completion token, too.
+            first = int(columns["completion_mask"].argmax())
+            hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
+        return TrainingRow(**columns, hinted_prompt=hinted)
 
 
 class RowBuilder:
@@ -67,13 +69,16 @@ class RowBuilder:
         row = self._rows[-1] if self._rows else None
         if row is None or prompt[: len(row.token_ids)] != row.token_ids:
             row = GrowingRow()  # the first row, or a fork
+            row.prompt_length = len(prompt)
             self._rows.append(row)
         row.extend(prompt[len(row.token_ids) :])
+        if masked := completion.num_masked:
+            row.extend(completion.token_ids[:masked], turns=[self._num_turns] * masked)
         row.extend_sampled(
-            completion.token_ids,
+            completion.token_ids[masked:],
             self._num_turns,
-            rollout_logprobs=completion.logprobs,
-            token_versions=completion.versions,
+            rollout_logprobs=completion.logprobs[masked:],
+            token_versions=completion.versions[masked:],
         )
         self._num_turns += 1
 

@@ -8,7 +8,7 @@ environment changed an earlier message, the conversation is rendered again and a
 If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, PolicyTurn
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
+from rl.sampling.prefix import Prefix, sample_turn
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import RequestSeeds
 
@@ -28,7 +29,8 @@ class Speaker:
     Attributes:
         engine: returns a context manager that surrounds each request (`Clock.holding_slots`).
         seeds: the seeds of the requests, one per turn.
-        opened: function that adds `env.system_prompt` to messages.
+        opened: function that adds `env.system_prompt`, and a hint if the policy sees one.
+        prefix: the turns with which the attempt begins; None: the policy samples all turns.
         stop_reason: why the newest turn ended; CONTEXT if the prompt fills max_seq_len.
     """
 
@@ -38,6 +40,7 @@ class Speaker:
     engine: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
     opened: Callable[[list[Message]], list[Message]]
+    prefix: Prefix | None = None
     stop_reason: StopReason = StopReason.STOP
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
@@ -46,9 +49,17 @@ class Speaker:
     _roles: "dict[str, Speaker]" = field(default_factory=dict, repr=False)
 
     async def __call__(
-        self, messages: list[Message], tools: ToolSpecs | None, *, role: str = ""
+        self,
+        messages: list[Message],
+        tools: ToolSpecs | None,
+        *,
+        role: str = "",
+        prefix: Sequence[int] | str | None = None,
+        prefix_trains: bool = False,
     ) -> PolicyTurn:
-        """Sample and return the answer of the policy, in the role `role`, to `messages`.
+        """Sample and return the policy's answer to `messages` in the role `role`.
+
+        The answer may begin with `prefix`.
 
         Raises:
             ContextFull: the prompt fills max_seq_len.
@@ -62,17 +73,21 @@ class Speaker:
             own = (self.chat, RowBuilder(self.rows.hints), episode, self.engine, self.seeds)
             self._roles[role] = Speaker(*own, self.opened)
         if (speaker := self._roles[role]) is not self:
-            return await speaker(messages, tools, role=role)
+            own = {"prefix": prefix, "prefix_trains": prefix_trains}
+            return await speaker(messages, tools, role=role, **own)
         messages = self.opened(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
         # Draw the seed before waiting for vLLM, because concurrent turns may wait in any order.
-        seed = self.seeds.next()
+        seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
+        replayed = given.turn(number, prompt) if given else None
+        if prefix is not None and not (replayed and replayed.token_ids):
+            given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
         try:
             async with self.engine():
-                (completion,) = await self.chat.generate(prompt, 1, seed)
+                completion = await sample_turn(self.chat, prompt, seed, given, number)
         except GenerationError as error:
             self._failure = error
             raise
@@ -92,9 +107,11 @@ class Speaker:
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprobs of a text (envs/protocol.py, Speak.logprobs)."""
         prompt = await self.chat.first_prompt(self.opened(messages), None)
+        before, scored = self.chat.encode(after), self.chat.encode(text)
         try:
             async with self.engine():
-                return await self.chat.logprobs(prompt, after, text)
+                token_ids = [*prompt.token_ids, *before, *scored]
+                return (await self.chat.score(token_ids, len(scored)))[0]
         except GenerationError as error:
             self._failure = error
             raise

@@ -1,8 +1,12 @@
-"""The sampler with the real vLLM: seeds repeat a run, and stop texts end a turn."""
+"""The sampler with the real vLLM: seeds, stop texts, and turns that begin with given tokens."""
 
 import json
 
+import numpy as np
 import pytest
+from pyarrow import parquet
+
+from tests.support.beginning_strategy import TEXT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -44,3 +48,62 @@ def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(
     assert all(line["mismatch/sampled_mean_abs"] < 0.02 for line in result.metrics[:1])
     # The server's template forks if the policy samples bytes that are not text.
     assert client == "tokens" or all(line["rollout/forks"] == 0 for line in result.metrics)
+
+
+def tokens_of(folder, step) -> dict:
+    """Return (group, attempt) -> rows, each with the sampled columns and the trainer's pi."""
+    sampled, trained = (
+        parquet.read_table(folder / "tokens" / f"step_{step:06d}.{who}.parquet").to_pylist()
+        for who in ("rollouts", "trainer.rank0")
+    )
+    pi = {(line["id"], line["row"]): line["pi"] for line in trained}
+    found: dict = {}
+    for line in sampled:
+        row = {k: np.array(line[k]) for k in ("token_ids", "mask", "mu", "version", "turns")}
+        row["pi"] = np.full(len(row["mask"]), np.nan)
+        row["pi"][row["mask"]] = pi[line["id"], line["row"]]
+        found.setdefault(tuple(map(int, line["id"].split("."))), []).append(row)
+    return found
+
+
+def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
+    result = launcher.run(
+        "beginning",
+        *("sampler=sync", "model.dtype=float32", "record=all", "env=alphabet-sort", *SHORT),
+        *("strategy._target_=tests.support.beginning_strategy.Beginning", "max_steps=3"),
+        *("group_size=4", "batch_size=16", "env.reward_weights={exact: 0.0, similarity: 1.0}"),
+    )
+    assert result.status == 0, result.screen
+    kept_some = 0
+    for step, line in enumerate(result.metrics):
+        assert (line["staleness/mean"], line["staleness/max"]) == (0, 0)
+        rows = tokens_of(result.folder, step)
+        assert {attempt for _, attempt in rows} == {0, 1, 2, 3}
+        for row in (row for found in rows.values() for row in found):
+            # The weights change at every step, so only those of this version give these logprobs.
+            assert set(row["version"][row["mask"]]) == {step}
+            np.testing.assert_allclose(row["mu"][row["mask"]], row["pi"][row["mask"]], atol=1e-3)
+        for group in {group for group, _ in rows}:
+            (root, *_), (branch, *_), (masked, *_), (trained, *_) = (
+                rows[group, attempt] for attempt in range(4)
+            )
+            first = int(root["mask"].argmax())
+            if root["mask"].sum() > 1:  # then the branch keeps a token or more
+                kept_some += 1
+                for name in ("token_ids", "mask", "mu", "version", "turns"):
+                    np.testing.assert_array_equal(
+                        root[name][: first + 1], branch[name][: first + 1]
+                    )
+            given = slice(first, first + len(TEXT))
+            np.testing.assert_array_equal(masked["token_ids"][given], trained["token_ids"][given])
+            assert not masked["mask"][given].any()
+            assert trained["mask"][given].all()
+            assert masked["turns"][given].tolist() == trained["turns"][given].tolist() == [0, 0]
+            assert masked["version"][given].tolist() == [-1, -1]
+            assert masked["mask"][given.stop]
+    assert kept_some
+    for line in (json.loads(x) for x in (result.folder / "rollouts" / "step_000000.jsonl").open()):
+        if int(line["id"].split(".")[1]) >= 2:
+            assert (
+                next(m for m in line["messages"] if m["role"] == "assistant")["content"][:2] == TEXT
+            )

@@ -82,9 +82,9 @@ class ScriptedClient:
         await asyncio.sleep(self.seconds)
         return [self._next(list(prompt_ids), sampling["max_tokens"], version) for _ in range(n)]
 
-    async def score(self, token_ids, *, version):
+    async def score(self, token_ids, count, *, version):
         self.scored.append((list(token_ids), version))
-        return [-token / 8 for token in token_ids[1:]]
+        return [-token / 8 for token in token_ids[len(token_ids) - count :]], version
 
     def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
         answer = self.answers[min(self.given, len(self.answers) - 1)]

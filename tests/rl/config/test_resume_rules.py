@@ -217,14 +217,21 @@ def test_a_configuration_that_cannot_be_resumed_is_named(
     assert problem.startswith(f"{saved} {said}")
 
 
-def test_a_run_of_an_older_version_resumes_without_a_batch_credit_and_with_no_other(
-    config: dict[str, Any],
+@pytest.mark.parametrize(
+    ("group", "new", "old"),
+    [
+        ("batch_credit", "whiten", "rl.rollouts.batch_credit.none"),
+        ("strategy", "branch", "rl.sampling.strategy.Independent"),
+    ],
+)
+def test_a_run_of_an_older_version_resumes_without_a_newer_group_and_with_no_other(
+    group: str, new: str, old: str, config: dict[str, Any]
 ) -> None:
     saved = Folder(config).path / "config.yaml"
     older = yaml.safe_load(saved.read_text())
-    del older["batch_credit"]
+    del older[group]
     saved.write_text(yaml.safe_dump(older))
     resumed = {**config, "resume": True}
     assert not list(run_folder_problems(resumed))
-    (problem,) = run_folder_problems({**resumed, "batch_credit": chosen("batch_credit", "whiten")})
-    assert "batch_credit._target_ was rl.rollouts.batch_credit.none" in problem
+    (problem,) = run_folder_problems({**resumed, group: chosen(group, new)})
+    assert f"{group}._target_ was {old}" in problem

@@ -54,6 +54,20 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
         "batch_size=4 is below trainer.ranks=8: use trainer.ranks=4",
     ),
+    "strategy and demonstrations": (
+        {
+            "strategy": chosen("strategy", "extremes"),
+            "sampler": chosen("sampler", "demonstrations"),
+            "loss": chosen("loss", "sft"),
+        },
+        "rl.sampling.strategies.Extremes plays attempts of the policy, but "
+        "rl.sampling.demonstrations.DemonstrationSampler starts no vLLM: use strategy=independent",
+    ),
+    "strategy and stop texts": (
+        {"strategy": chosen("strategy", "branch"), "sampler.stop": ["</a>"]},
+        "rl.sampling.branch.Branch begins turns with given tokens, where vLLM does not find "
+        "sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
+    ),
     "head dtype and overrides": (
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
         "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",

@@ -394,6 +394,31 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "    async def score(self):\n        return {}\n",
             "cannot be called (too many positional arguments): its parameters must be the episode",
         ),
+        (
+            "strategy",
+            "class mine:\n    def play(self): ...\n",
+            "has no num_first(): derive from rl.",
+        ),
+        (
+            "strategy",
+            "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
+            "    async def play(self, group, play_one, size):\n"
+            "        return [await play_one(group.example, seed=0) for _ in range(size)]\n",
+            "mine plays two attempts with seed=0: use another seed",
+        ),
+        (
+            "strategy",
+            "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
+            "    async def play(self, group, play_one, size):\n"
+            "        return [await play_one(group.example, seed=0)]\n",
+            "mine returned 1 rollouts for group_size=16: return 16 or none, or set fixed_size",
+        ),
+        (
+            "strategy",
+            "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
+            "    async def play(self, group, play_one, size):\n        return []\n",
+            "returned no rollouts of `play_one`: return some of them",
+        ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
 )
@@ -404,6 +429,37 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
         learn(own(group, text))
     assert said in caught.value.problems[0], caught.value.problems
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
+
+
+RANKED = (
+    "from envs.episode import Example\nfrom envs.protocol import Environment\n"
+    "class mine(Environment):\n    name = 'ranked'\n"
+    "    def examples(self, split):\n"
+    "        return [Example(0, 'ranked', [{'role': 'user', 'content': 'hi'}])]\n"
+    "    async def score(self, episode):\n        return {}\n"
+    "    async def score_group(self, episodes):\n        return [{} for _ in episodes]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("hint_when_all_fail", "example 0 of env 'ranked' has no hint"),
+        ("extremes", "reads rewards, but score_group of env 'ranked' computes them later"),
+        ("branch", ""),
+    ],
+)
+def test_a_strategy_that_cannot_play_the_environment_is_refused(
+    strategy: str, said: str, own: Any
+) -> None:
+    config = {**own("env", RANKED), "strategy": chosen("strategy", strategy)}
+    if not said:
+        learn(config)
+        return
+    with pytest.raises(ConfigError) as caught:
+        learn(config)
+    assert caught.value.problems[0].startswith("strategy: rl.sampling.strategies.")
+    assert said in caught.value.problems[0]
 
 
 BY_TOKEN = (

@@ -14,6 +14,7 @@ from rl.inference.live_version import LiveVersion
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.strategies import Extremes
 from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
@@ -199,7 +200,11 @@ def test_no_evaluation_is_never_due():
 
 
 def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
-    trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1)
+    client = ScriptedClient("good")
+    trainer = Trainer(tmp_path, client, every=1, last=1)
+    trainer.evaluator.player.strategy = Extremes(factor=3)  # evaluations ignore the run's strategy
     (rollout,) = run_virtually(trainer.evaluator._player_of(3).play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])
+    ((_, _, n, _),) = client.requests
+    assert n == 1

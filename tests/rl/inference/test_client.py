@@ -209,3 +209,18 @@ async def test_requests_beyond_the_limit_of_open_files_wait(soft, hard, raised, 
             check=False,
         )
     assert done.stdout.split() == ["300", "0", str(raised)], done.stderr[-2000:]
+
+
+async def test_given_tokens_are_scored_with_weights_of_one_version(tmp_path):
+    async with serving(tmp_path) as vllm, vllm.client() as client:
+        vllm.engine._version = "8"  # a push that the rollouts process does not know yet
+        with client.group() as group:
+            logprobs, version = await group.score(PROMPT, 2, version=7)
+            assert (len(logprobs), version) == (2, 8)
+            assert len(vllm.bodies) == 2  # the push may have come in the middle of the first
+            assert logprobs == (await group.score(PROMPT, 2, version=8))[0]
+            assert len(vllm.bodies) == 3
+            every, _ = await group.score(PROMPT, len(PROMPT) - 1, version=8)
+        assert every[-2:] == logprobs
+        asked = vllm.bodies[0]["sampling_params"]
+        assert (asked["prompt_logprobs"], asked["max_tokens"], asked["temperature"]) == (0, 1, 1.0)

@@ -16,6 +16,8 @@ from rl.rollouts import __main__ as main
 from rl.rollouts.plan import plan, weighted_rows
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat, render
+from rl.sampling.strategies import HintWhenAllFail
+from rl.sampling.strategy import Independent
 from tests.support.scripted import (
     HI,
     IM_END,
@@ -179,8 +181,14 @@ def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypat
     run: Any = SimpleNamespace(plain=dict)
     without = replace(EXAMPLE, id=4, info={"hint": " "})
     other = [Pool(1.0, []), Pool(1.0, [replace(without, env="other")])]
-    assert main._hinted_envs(run, ScriptedEnv(), other) == frozenset()
-    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])]) == {"scripted"}
+    assert main._hinted_envs(run, ScriptedEnv(), other, Independent()) == frozenset()
+    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])], Independent()) == {
+        "scripted"
+    }
     with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
-        main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])])
-    assert str(caught.value).endswith("or set reference.sees_hint=false")
+        main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])], Independent())
+    assert str(caught.value).endswith("reference.sees_hint=false and strategy=independent")
+    strategy = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])], strategy) == {"scripted"}
+    with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint"):
+        main._hinted_envs(run, ScriptedEnv(), other, strategy)  # no reference sees it

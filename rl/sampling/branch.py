@@ -1,0 +1,62 @@
+"""Strategy that branches attempts where the policy was uncertain, as ARPO does."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from rl.config.ranges import PositiveInt
+from rl.records import Rollout
+from rl.sampling.prefix import prefix_of, turns_of
+from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, attempts
+
+
+class Branch(Strategy):
+    """Play some attempts, then continue each from its most uncertain position. arXiv:2507.19849."""
+
+    begins_turns: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        branches: PositiveInt,
+        at: Literal["token", "turn"],
+        window: PositiveInt,
+        prefix_trains: bool,
+    ) -> None:
+        self.branches, self.at, self.window = branches, at, window
+        self.prefix_trains = prefix_trains
+
+    def num_first(self, size: int) -> int:
+        return -(-size // (1 + self.branches))
+
+    async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
+        roots = await attempts(group, play_one, range(self.num_first(size)))
+        starts = [(root, *at) for root in roots if (at := self.position(root))]
+        if not starts:  # no root has enough tokens
+            return [*roots, *await attempts(group, play_one, range(len(roots), size))]
+        branches = []
+        for seed in range(len(roots), size):
+            prefix, trains = prefix_of(*starts[seed % len(starts)]), self.prefix_trains
+            branches.append(play_one(group.example, seed=seed, prefix=prefix, prefix_trains=trains))
+        return [*roots, *await asyncio.gather(*branches)]
+
+    def position(self, rollout: Rollout) -> tuple[int, int] | None:
+        """Return turn and token of the most uncertain position; None if there is none.
+
+        The uncertainty is the mean of -logprob of the next `window` tokens of the turn.
+        """
+        found = []
+        for number, turn in enumerate(turns_of(rollout)):
+            first = 0 if number else 1  # a branch before the very first token is a new attempt
+            last = len(turn.logprobs) - self.window if self.at == "token" else 0
+            starts = np.arange(first, min(max(last, first) + 1, len(turn.logprobs)))
+            if not len(starts) or (self.at == "turn" and not number):
+                continue
+            ends = np.minimum(starts + self.window, len(turn.logprobs))
+            sums = np.cumsum([0.0, *turn.logprobs])
+            means = (sums[starts] - sums[ends]) / (ends - starts)
+            best = int(means.argmax())
+            found.append((float(means[best]), number, int(starts[best])))
+        return max(found)[1:] if found else None

@@ -1,0 +1,112 @@
+"""Turns that begin with given tokens: a branch of an earlier attempt, or a text from elsewhere.
+
+Tokens of an earlier attempt keep the logprobs and policy versions with which they were sampled. The
+policy in vLLM computes the logprobs of other tokens, if they are trained. Given tokens that are not
+trained are part of the row, but not of its completion.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rl.inference.completion import Completion, RequestFailed
+from rl.records import Rollout
+from rl.sampling.chat import Chat, Prompt
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The tokens with which an attempt begins.
+
+    Attributes:
+        turns: the given tokens of each turn. The policy continues the last; it may have no tokens.
+        trains: whether the given tokens are trained.
+    """
+
+    turns: tuple[Completion, ...]
+    trains: bool = False
+
+    @staticmethod
+    def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":
+        """Return a prefix. Tokens and texts begin the first turn."""
+        if isinstance(given, Prefix):
+            return replace(given, trains=trains)
+        return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
+
+    def turn(self, number: int, prompt: Prompt) -> Completion | None:
+        """Return the given tokens of a turn, if any.
+
+        Return None if they followed another prompt, because the environment replied differently.
+        """
+        given = self.turns[number] if number < len(self.turns) else None
+        return given if given and given.prompt_ids in ([], prompt.token_ids) else None
+
+
+Given = Prefix | Sequence[int] | str
+
+
+def turns_of(rollout: Rollout) -> list[Completion]:
+    """Return the turns of a rollout, with their prompts, logprobs and policy versions."""
+    turns: dict[int, Completion] = {}
+    for row in rollout.rows:
+        for number in np.unique(row.turns[row.turns >= 0]).tolist():
+            (where,) = np.nonzero(row.turns == number)
+            token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
+            logprobs = row.rollout_logprobs[where].tolist()
+            if -1 in versions:  # some tokens were given and not trained
+                logprobs = versions = []
+            prompt = row.token_ids[: where[0]].tolist()
+            turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
+    return [turns[number] for number in sorted(turns)]
+
+
+def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
+    """Return all turns of a rollout before `turn`, and the first `count` tokens of `turn`."""
+    *complete, last = turns_of(rollout)[: turn + 1]
+    cut = {name: getattr(last, name)[:count] for name in ("token_ids", "logprobs", "versions")}
+    return Prefix((*complete, replace(last, **cut)))
+
+
+async def sample_turn(
+    chat: Chat, prompt: Prompt, seed: int | None, prefix: Prefix | None = None, number: int = 0
+) -> Completion:
+    """Return the policy's turn, which begins with the tokens that `prefix` has for turn `number`.
+
+    Raises:
+        RequestFailed: the given tokens leave none for the policy.
+        ValueError: the client or the sampler does not support given tokens.
+    """
+    given = prefix.turn(number, prompt) if prefix else None
+    if prefix is None or given is None or not given.token_ids:
+        (completion,) = await chat.generate(prompt, 1, seed)
+        return completion
+    if chat.sampler.stop:
+        stop = [*chat.sampler.stop]
+        raise ValueError(f"vLLM ignores sampler.stop={stop} in given tokens: set sampler.stop=[]")
+    count = len(given.token_ids)
+    begun = replace(prompt, token_ids=[*prompt.token_ids, *given.token_ids])
+    if not given.logprobs:
+        changed = chat.sampler.non_default_parameters()
+        if prefix.trains and changed != {"temperature": 1.0}:
+            raise ValueError(
+                "vLLM computes logprobs of given tokens at temperature 1 only, but the sampler has "
+                f"{changed}: use prefix_trains=False, or set sampler.temperature=1"
+            )
+        scored = await chat.score(begun.token_ids, count) if prefix.trains else ([0.0] * count, -1)
+        given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
+    given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
+    if number < len(prefix.turns) - 1:
+        return given  # a complete turn
+    left = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
+    if left <= 0:
+        raise RequestFailed(
+            f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
+            "raise sampler.max_tokens or max_seq_len"
+        )
+    shorter = chat.with_sampler(replace(chat.sampler, max_tokens=left))
+    (rest,) = await shorter.generate(begun, 1, seed)
+    joined = {
+        k: getattr(given, k) + getattr(rest, k) for k in ("token_ids", "logprobs", "versions")
+    }
+    return replace(rest, **joined, prompt_ids=given.prompt_ids, num_masked=given.num_masked)

@@ -1,0 +1,35 @@
+"""The inputs of one rollout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from envs.episode import Example
+from envs.messages import Message
+from envs.protocol import Environment
+from rl.inference.completion import Completion
+from rl.sampling.chat import Hints, Prompt
+from rl.sampling.clock import Clock
+from rl.sampling.prefix import Prefix
+from rl.sampling.sampler import RequestSeeds
+
+
+@dataclass
+class RolloutInputs:
+    """The inputs of one rollout. The rollouts of a group may share `prompt` and `hints`."""
+
+    env: Environment
+    example: Example
+    clock: Clock
+    seeds: RequestSeeds
+    opened: Callable[[Sequence[Message]], list[Message]]  # adds the system prompt, and a hint
+    prompt: Prompt | None = None  # first prompt; None until it is rendered
+    hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
+    opening: Completion | None = None  # first completion, from the request that the group shared
+    prefix: Prefix | None = None  # the turns with which the rollout begins
+
+    def change_example(self, example: Example, hint: str | None) -> None:
+        """Play this example, with a hint in the prompt unless `hint` is None."""
+        env, self.prompt = self.env, None
+        self.example = replace(example, info={**example.info, "hint": hint}) if hint else example
+        if hint is not None:
+            self.opened = lambda messages: env.teacher_messages(self.example, env.opened(messages))

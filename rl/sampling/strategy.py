@@ -1,0 +1,109 @@
+"""The contract of strategies, which decide how the rollouts of a group are made."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from envs.episode import Example
+from rl.records import Rollout
+from rl.sampling.prefix import Given
+
+
+@dataclass(frozen=True)
+class StartedGroup:
+    """The group that a strategy plays."""
+
+    index: int  # number of the group, from 0 in starting order
+    example: Example
+
+
+class PlayOne(Protocol):
+    """A callable that plays one attempt."""
+
+    async def __call__(
+        self,
+        example: Example,
+        *,
+        seed: int,
+        prefix: Given | None = None,
+        prefix_trains: bool = False,
+        hint: str | None = None,
+    ) -> Rollout:
+        """Play an attempt, with retries after errors. An attempt that fails has no reward.
+
+        Args:
+            example: the group's example, or another one of its environment.
+            seed: the number of the attempt in the group, which no other attempt may have.
+            prefix: what the attempt begins with: the result of `prefix_of`, tokens, or a text.
+            prefix_trains: whether the prefix is trained.
+            hint: replaces the example's info["hint"]; "" keeps it; None shows no hint. The policy
+                reads the prompt of the environment's `teacher_messages` and trains on it.
+        """
+        ...
+
+
+class Strategy:
+    """Base class of strategies. Its constructor's keywords are the options in YAML.
+
+    Attributes:
+        reads_rewards: whether `play` reads rewards, which `score_group` computes only afterwards.
+        fixed_size: whether `play` always returns `size` rollouts, or none.
+        needs_hints: whether every example needs a hint.
+        begins_turns: whether turns begin with given tokens, which sampler.stop excludes.
+        samples: whether the strategy differs from independent attempts, and so needs a policy.
+    """
+
+    reads_rewards: ClassVar[bool] = False
+    fixed_size: ClassVar[bool] = True
+    needs_hints: ClassVar[bool] = False
+    begins_turns: ClassVar[bool] = False
+    samples: ClassVar[bool] = True
+
+    def num_first(self, size: int) -> int:
+        """Return how many attempts start together from the prompt alone, with seeds from 0 on.
+
+        One request may sample the first turns of all of them.
+        """
+        return size
+
+    async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
+        """Return the rollouts of a group of group_size `size`; [] lets the buffer replace it."""
+        raise NotImplementedError
+
+
+class Independent(Strategy):
+    """Play `size` independent attempts."""
+
+    samples: ClassVar[bool] = False
+
+    async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
+        return await attempts(group, play_one, range(size))
+
+
+async def attempts(
+    group: StartedGroup, play_one: PlayOne, seeds: Iterable[int], **given: Any
+) -> list[Rollout]:
+    """Play an attempt for each seed, concurrently. `given`: further arguments of `play_one`."""
+    return await asyncio.gather(*(play_one(group.example, seed=s, **given) for s in seeds))
+
+
+async def played(
+    strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
+) -> tuple[Rollout, ...]:
+    """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""
+    name, seeds = type(strategy).__name__, set[int]()
+
+    async def once(example: Example, *, seed: int, **given: Any) -> Rollout:
+        if seed in seeds:
+            raise ValueError(f"{name} plays two attempts with seed={seed}: use another seed")
+        seeds.add(seed)
+        return await play_one(example, seed=seed, **given)
+
+    rollouts = tuple(await strategy.play(group, once, size))
+    if rollouts and strategy.fixed_size and len(rollouts) != size:
+        raise ValueError(
+            f"{name} returned {len(rollouts)} rollouts for group_size={size}: return {size} or "
+            "none, or set fixed_size = False"
+        )
+    return rollouts

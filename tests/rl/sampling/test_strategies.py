@@ -1,0 +1,314 @@
+"""How the shipped strategies make a group, and what is refused."""
+
+import asyncio
+from dataclasses import replace
+from importlib import import_module
+from itertools import count
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+from envs.episode import Example, StopReason
+from losses.advantages import group_mean
+from losses.aggregation import sequence_mean
+from rl.dry_call.rewards import made_up_rollout
+from rl.inference.live_version import LiveVersion
+from rl.records import Group
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.credit import GroupCredit, RewardShaping
+from rl.rollouts.plan import plan_batch
+from rl.rollouts.sampling_limits import SamplingLimits
+from rl.rollouts.truncation import keep
+from rl.sampling.branch import Branch
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
+from rl.sampling.strategy import Independent, StartedGroup, Strategy, played
+from tests.support.composing import REPO
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    tiny_renderer,
+)
+from tests.support.virtual_time import run_virtually
+from tests.support.world import World
+
+GROUP = StartedGroup(0, Example(3, "made up", []))
+
+
+def made(strategy, rewards, size):
+    """Return the rewards of the group, and the seeds and hints of all attempts."""
+    asked = []
+
+    async def play_one(example, *, seed, prefix=None, prefix_trains=False, hint=None):
+        asked.append((seed, hint))
+        return made_up_rollout(rewards[seed], 1)
+
+    rollouts = asyncio.run(played(strategy, GROUP, play_one, size))
+    return [rollout.reward for rollout in rollouts], asked
+
+
+def plain(seeds):
+    return [(seed, None) for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "size", "kept"),
+    [
+        ([0, 3, 1, 2], 2, [3, 0]),
+        ([0, 3, 1, 2, 5, 4], 3, [5, 4, 0]),
+        ([1, 1, 1, 1], 2, [1, 1]),
+        ([None, 3, 1, 2], 2, [3, 1]),
+        ([None, 3, None, None], 2, [3, None]),
+        ([None] * 4, 2, [None, None]),
+        ([1, 2], 1, [2]),
+    ],
+)
+def test_extremes_keeps_the_best_and_the_worst(rewards, size, kept):
+    assert made(Extremes(factor=2), rewards, size) == (kept, plain(range(2 * size)))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "num_played"),
+    [
+        ([0, 1, 9, 9, 9, 9], 2),
+        ([0, 0, 1, 0, 9, 9], 4),
+        ([0, 0, 0, 0, 0, 0], 6),
+        ([1, None, None, 1, 1, 1], 6),
+        ([None, None, 0, 1, 9, 9], 4),
+    ],
+)
+def test_adaptive_size_plays_until_rewards_differ(rewards, num_played):
+    group, asked = made(AdaptiveSize(max_rounds=3), rewards, 2)
+    assert (group, asked) == (rewards[:num_played], plain(range(num_played)))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "group", "num_hinted"),
+    [
+        ([0, 0, 0, 1, 1], [0, 1, 1], 2),  # the last two are replaced
+        ([0, -1, None, 1, 0], [0, 1, 0], 2),
+        ([0, 0.5, 0, 9, 9], [0, 0.5, 0], 0),  # one has not failed
+        ([None, None, None, 9, 9], [None] * 3, 0),  # none has failed
+    ],
+)
+def test_a_hint_is_shown_when_all_attempts_fail(rewards, group, num_hinted):
+    strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
+    hinted = [(3, ""), (4, "")][:num_hinted]
+    assert made(strategy, rewards, 3) == (group, plain(range(3)) + hinted)
+
+
+def test_more_hinted_attempts_than_the_group_has_replace_them_all():
+    strategy = HintWhenAllFail(num_hinted=9, failed_reward=0.0)
+    assert made(strategy, [0, 0, 1, 1], 2)[0] == [1, 1]
+
+
+def play(strategy, client, env, size, sampler=SAMPLER, seed=None):
+    chat = RendererChat(sampler, tiny_renderer(), client, 256, LiveVersion(7))
+    player = Player(sampler, env, chat, seed=seed, strategy=strategy)
+    return run_virtually(player.play_group(0, Example(3, env.name, list(HI)), size))
+
+
+def texts(rollouts):
+    return [[m["content"] for m in r.messages if m["role"] == "assistant"] for r in rollouts]
+
+
+def branch(**options):
+    return Branch(**{"branches": 2, "at": "token", "window": 1, "prefix_trains": True, **options})
+
+
+def test_branches_begin_at_the_least_likely_token():
+    # ScriptedClient gives a token the logprob -id/8, so the least likely of "azb" is the end, and
+    # with a window of two "b" and the end.
+    table = {1: "azb", 2: "az", 3: "a"}
+    for window, kept in table.items():
+        client = ScriptedClient("azb", "!")
+        rollouts = play(branch(window=window), client, ScriptedEnv(), 3)
+        assert texts(rollouts) == [["azb"], [f"{kept}!"], [f"{kept}!"]]
+        (root, *branches) = (rollout.rows[0] for rollout in rollouts)
+        count = root.length - len("azb") - 1 + len(kept)
+        for row in branches:
+            assert row.token_ids[:count].tolist() == root.token_ids[:count].tolist()
+            assert row.rollout_logprobs[:count].tolist() == root.rollout_logprobs[:count].tolist()
+            assert row.token_versions[:count].tolist() == root.token_versions[:count].tolist()
+            assert row.num_completion == len(kept) + 2
+
+
+def test_masked_branches_train_only_their_own_tokens():
+    rollouts = play(branch(prefix_trains=False), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
+    assert [rollout.num_completion for rollout in rollouts] == [4, 2, 2]
+
+
+def test_branches_at_turns_begin_where_a_later_turn_is_least_likely():
+    client = ScriptedClient("one", "ab", "xy", "!", "!", "!", "!")
+    env = ScriptedEnv(replies=("r1", "r2"), max_turns=3)
+    rollouts = play(branch(at="turn"), client, env, 3)
+    # The first token of "xy" is less likely than that of "ab", and the first turn does not count.
+    assert texts(rollouts) == [["one", "ab", "xy"], *[["one", "ab", "!"]] * 2]
+    assert texts(play(branch(at="turn"), ScriptedClient("a", "b"), ScriptedEnv(), 3)) == [
+        *([["a"], ["b"], ["b"]])  # one turn only: the rest are attempts from the start
+    ]
+
+
+@pytest.mark.parametrize(("size", "roots"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (7, 3)])
+def test_branches_are_shared_among_the_roots(size, roots):
+    client = ScriptedClient(*(f"{i}" for i in range(20)))
+    rollouts = play(branch(), client, ScriptedEnv(), size)
+    begins = [said[0] for (said,) in texts(rollouts)]
+    assert begins == [str(i if i < roots else i % roots) for i in range(size)]
+
+
+def test_a_root_that_failed_gets_no_branch():
+    client = ScriptedClient("a", "b", "c")
+
+    async def score(self, episode):
+        return {"good": 1.0}
+
+    class Failing(ScriptedClient):
+        async def generate(self, *args, **kwargs):
+            raise TimeoutError
+
+    env = type("Mine", (ScriptedEnv,), {"score": score})()
+    rollouts = play(branch(), Failing("x"), env, 3)
+    assert [r.stop_reason for r in rollouts] == [StopReason.TIMEOUT] * 3
+    assert len(play(branch(), client, env, 3)) == 3
+
+
+def test_independent_attempts_share_a_request_and_its_seeds():
+    client = ScriptedClient("a")
+    rollouts = play(Independent(), client, ScriptedEnv(), 4, seed=1)
+    ((_, sampling, n, _),) = client.requests
+    assert (len(rollouts), n) == (4, 4)
+    again = ScriptedClient("a")
+    play(Extremes(factor=2), again, ScriptedEnv(), 2, seed=1)
+    assert [(s["seed"], n) for _, s, n, _ in again.requests] == [(sampling["seed"], 4)]
+
+
+def test_all_requests_of_a_seeded_group_have_different_seeds():
+    client = ScriptedClient("a", "b")
+    play(branch(), client, ScriptedEnv(("more",), 2), 6, seed=1)
+    play(AdaptiveSize(max_rounds=3), client, ScriptedEnv(("more",), 2), 2, seed=2)
+    given = [sampling["seed"] for _, sampling, _, _ in client.requests]
+    assert len(given) == len(set(given))
+
+
+def own(play, **constants):
+    return type("Mine", (Strategy,), {"play": play, **constants})()
+
+
+async def _repeats(self, group, play_one, size):
+    return [await play_one(group.example, seed=0) for _ in range(size)]
+
+
+async def _too_many(self, group, play_one, size):
+    return [await play_one(group.example, seed=i) for i in range(size + 1)]
+
+
+async def _none(self, group, play_one, size):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (own(_repeats), "plays two attempts with seed=0: use another seed"),
+        (own(_too_many), "returned 3 rollouts for group_size=2: return 2 or none"),
+    ],
+)
+def test_repeated_seeds_and_wrong_sizes_end_the_run(strategy, message):
+    with pytest.raises(ValueError, match=f"Mine {message}"):
+        play(strategy, ScriptedClient("a"), ScriptedEnv(), 2)
+
+
+def test_a_strategy_may_return_none_or_another_number():
+    assert play(own(_none), ScriptedClient("a"), ScriptedEnv(), 2) == ()
+    sizes = own(_too_many, fixed_size=False)
+    assert len(play(sizes, ScriptedClient("a"), ScriptedEnv(), 2)) == 3
+
+
+class Ranked(ScriptedEnv):
+    async def score_group(self, episodes):
+        return [{"good": float(rank)} for rank, _ in enumerate(episodes)]
+
+
+def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
+    rollouts = play(branch(branches=1), ScriptedClient("a"), Ranked(), 4)
+    assert [rollout.rewards["good"] for rollout in rollouts] == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="Extremes reads the rewards of attempts, but score_group"):
+        play(Extremes(factor=2), ScriptedClient("a"), Ranked(), 4)
+
+
+def test_unscored_attempts_stay_in_the_group_and_are_branched():
+    numbers = count()
+
+    async def score(self, episode):
+        if next(numbers) == 0:
+            raise RuntimeError("broken")
+        return {"good": 1.0}
+
+    env = type("Mine", (ScriptedEnv,), {"score": score})()
+    rollouts = play(branch(), ScriptedClient("az", "!"), env, 3, replace(SAMPLER, max_retries=0))
+    assert [rollout.reward for rollout in rollouts] == [None, 2.0, 2.0]
+    assert all(row.token_ids[-1] == IM_END for r in rollouts for row in r.rows)
+
+
+def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
+    world = World(0, 1)
+    sizes = {}
+
+    async def play_group(index, example, group_size):
+        sizes[index] = (0, 1, 2, 5)[index % 4]
+        return tuple(made_up_rollout(float(i), 2) for i in range(sizes[index]))
+
+    world.dispatcher.play_group = play_group
+    world.dispatcher.credit = GroupCredit(
+        keep, RewardShaping(normalise_each=False, length_penalty=0.0), group_mean, lambda _: {}
+    )
+
+    async def batch():
+        running = asyncio.create_task(world.dispatcher.run())
+        await world.dispatcher.publish(0)
+        groups = await world.dispatcher.batch(0)
+        running.cancel()
+        return groups
+
+    groups = run_virtually(batch())
+    assert [len(group.rollouts) for group in groups] == [sizes[g.index] for g in groups]
+    assert {len(group.rollouts) for group in groups} == {1, 2, 5}
+    assert world.dispatcher.buffer.rejected["without_rollouts"] >= 1
+    (share,) = plan_batch(
+        groups, sequence_mean, step=0, ranks=1, tokens_per_micro_batch=64, metrics={}
+    )
+    weights = sum(micro.token_weights[micro.completion_mask].sum() for micro in share.micro_batches)
+    assert (len(share.rewards), weights) == (8, pytest.approx(1.0))
+    assert np.bincount(share.group_ids).tolist() == [len(group.rollouts) for group in groups]
+
+
+def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason():
+    limits = SamplingLimits(group_size=2, groups_per_step=1)
+    group = Group(0, GROUP.example, 0, (), ())
+    buffer, end = FifoBuffer(), None
+    for _ in range(64):
+        limits.record_group(group)
+        end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
+    assert "(whole run: 64 without_rollouts)" in str(end)
+    assert "use another strategy if most are without_rollouts" in str(end)
+
+
+def test_the_strategy_of_the_page_begins_each_answer(tmp_path, monkeypatch):
+    page = (REPO / "docs" / "losses.md").read_text()
+    code = page.partition("    # my_strategy.py\n")[2].partition("    # conf/")[0]
+    (tmp_path / "page_strategy.py").write_text(dedent(code))
+    monkeypatch.syspath_prepend(tmp_path)
+    strategy = import_module("page_strategy").Begun(num_letters=2)
+    example = Example(3, "scripted", list(HI), info={"answer": "good"})
+    client = ScriptedClient("od")
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
+    player = Player(SAMPLER, ScriptedEnv(), chat, strategy=strategy)
+    rollouts = run_virtually(player.play_group(0, example, 2))
+    assert texts(rollouts) == [["good"], ["good"]]
+    assert [rollout.num_completion for rollout in rollouts] == [3, 3]
