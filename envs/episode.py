@@ -54,6 +54,7 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
+    reward: float | None = None  # known to `teacher_messages`; None if the episode has no score
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
 
     @property

@@ -17,6 +17,8 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from envs import threads
 from envs.episode import Episode, Example, StopReason, rewards_by_name
@@ -35,6 +37,9 @@ from rl.sampling.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED_ERRORS = 100
+_Played = tuple[Rollout, Episode, RowBuilder]
+# What an error after the episode changes in a rollout, beside its message.
+_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
 
 
 @dataclass
@@ -77,8 +82,7 @@ class Player:
         await self.chat.check_server()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
-        hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
-        start = _RolloutInputs(env, example, clock, seeds, hints=hints)
+        start = _RolloutInputs(env, example, clock, seeds)
         openings: list[Completion | None] = [None] * group_size
         # If the shared request fails, each rollout sends its own request and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
@@ -95,15 +99,36 @@ class Player:
             for i, opening in enumerate(openings)
         )
         played = await asyncio.gather(*map(self._play_with_retries, starts))
-        if not env.scores_groups:
-            return tuple(rollout for rollout, _ in played)
-        return await self._score_group(env, played)
+        rollouts = tuple(rollout for rollout, *_ in played)
+        if env.scores_groups:
+            rollouts = await self._score_group(env, played)
+        return await self._add_hints(env, rollouts, played)
+
+    async def _add_hints(
+        self, env: Environment, rollouts: tuple[Rollout, ...], played: Sequence[_Played]
+    ) -> tuple[Rollout, ...]:
+        """Add the hints that the reference model sees. A rollout whose hint fails has no rows."""
+        if env.name not in self.hinted_envs:
+            return rollouts
+        for rollout, (_, episode, _) in zip(rollouts, played, strict=True):
+            episode.reward = rollout.reward
+        group = [e for r, (_, e, _) in zip(rollouts, played, strict=True) if not r.error]
+        hints, hinted = Hints(self.chat, env, group), list[Rollout]()
+        for rollout, (_, episode, rows) in zip(rollouts, played, strict=True):
+            try:
+                await rows.add_hints(partial(hints, episode=episode))
+                changes: dict[str, Any] = {"rows": rows.freeze()}
+            except (EnvironmentFailed, RequestFailed) as failure:
+                self._log_once(env, error := str(failure))
+                changes = {"rows": (), "error": error, **_BROKEN}
+            hinted.append(replace(rollout, **changes))
+        return tuple(hinted)
 
     async def _score_group(
-        self, env: Environment, played: Sequence[tuple[Rollout, Episode]]
+        self, env: Environment, played: Sequence[_Played]
     ) -> tuple[Rollout, ...]:
         """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
-        scored = [episode for rollout, episode in played if not rollout.error]
+        scored = [episode for rollout, episode, _ in played if not rollout.error]
         try:
             async with Clock(self.sampler.rollout_timeout).running():
                 with as_environment_error(env, "score_group"):
@@ -120,27 +145,26 @@ class Player:
                 f"{self.sampler.rollout_timeout:g} s"
             )
             self._log_once(env, error)
-            broken = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
             return tuple(
-                rollout if rollout.error else replace(rollout, **broken, error=error)
-                for rollout, _ in played
+                rollout if rollout.error else replace(rollout, **_BROKEN, error=error)
+                for rollout, *_ in played
             )
         return tuple(
             rollout
             if rollout.error
             else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self._checked)
-            for rollout, _ in played
+            for rollout, *_ in played
         )
 
-    async def _play_with_retries(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
+    async def _play_with_retries(self, start: "_RolloutInputs") -> _Played:
         retries = 0
         while True:
             async with self._env_slot(start.env):
-                rollout, episode = await self._play_once(start)
+                rollout, episode, rows = await self._play_once(start)
             self._log_once(start.env, rollout.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
-                return replace(rollout, retries=retries), episode
+                return replace(rollout, retries=retries), episode, rows
             # With opening=None the retry samples a new first turn. The shared one has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
@@ -157,10 +181,10 @@ class Player:
         # Training and evaluation share this dict, so that max_concurrent limits their sum.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _play_once(self, start: "_RolloutInputs") -> tuple[Rollout, Episode]:
+    async def _play_once(self, start: "_RolloutInputs") -> _Played:
         env, clock = start.env, start.clock
         episode = Episode(start.example, env.opened(start.example.messages))
-        rows = RowBuilder(start.hints)
+        rows = RowBuilder()
         rewards: dict[str, float] = {}
         turn_rewards: dict[str, tuple[float, ...]] = {}
         error = ""
@@ -203,7 +227,7 @@ class Player:
         # With score_group, `_score_group` computes the reward, which may need the group's rewards.
         if not error and not env.scores_groups:
             rollout = rewarded(env, rollout, rewards, self._checked)
-        return rollout, episode
+        return rollout, episode, rows
 
     async def _play_turns(
         self, start: "_RolloutInputs", episode: Episode, rows: RowBuilder
@@ -217,8 +241,7 @@ class Player:
                 async with start.clock.holding_slots(self.chat.slots):
                     opening = (await self.chat.generate(prompt, 1, start.seeds.next()))[0]
             completion, opening = opening, None
-            rows.add_turn(completion)
-            await rows.add_hint(prompt)
+            rows.add_turn(completion, prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1
@@ -262,12 +285,11 @@ class Player:
 
 @dataclass
 class _RolloutInputs:
-    """The inputs of one rollout. The rollouts of a group may share `prompt` and `hints`."""
+    """The inputs of one rollout. The rollouts of a group may share `prompt`."""
 
     env: Environment
     example: Example
     clock: Clock
     seeds: RequestSeeds
     prompt: Prompt | None = None  # first prompt; None until it is rendered
-    hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
     opening: Completion | None = None  # first completion, from the request that the group shared

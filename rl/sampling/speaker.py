@@ -61,8 +61,7 @@ class Speaker:
         except GenerationError as error:
             self._failure = error
             raise
-        self.rows.add_turn(completion)
-        await self.rows.add_hint(prompt)
+        self.rows.add_turn(completion, prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)
