@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from envs.episode import Example, StopReason
 from envs.messages import Message
+from losses.groups import Source
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -58,6 +59,7 @@ class PlannedColumns:
 
     advantages: Annotated[Floats, Column(np.float32)]
     token_weights: Annotated[Floats, Column(np.float32)]  # weight of the token in the objective
+    source: Annotated[NDArray[np.int8], Column(np.int8)]  # the `Source` of the token's rollout
 
 
 def columns_of(record: type) -> dict[str, Column]:
@@ -101,6 +103,7 @@ class Rollout:
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
     turn_limit: int | None = None  # token limit of one turn, None if unknown
+    source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -143,6 +146,7 @@ class Group:
     version: int  # policy version when the group started
     rollouts: tuple[Rollout, ...]
     credits: tuple[Credit, ...]  # one credit per rollout
+    suffix: str = ""  # end of the rollouts' ids; not empty if the group was in an earlier batch
 
     @property
     def rewards(self) -> list[float]:
@@ -152,7 +156,7 @@ class Group:
     @property
     def rollout_ids(self) -> list[str]:
         """The ids of the rollouts in the run's files."""
-        return [f"{self.index:06d}.{i}" for i in range(len(self.rollouts))]
+        return [f"{self.index:06d}.{i}{self.suffix}" for i in range(len(self.rollouts))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,12 @@ from rl.inference.client import RequestTally
 from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
-from rl.records import PlayGroup, Rollout
+from rl.records import Rollout
+from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.devices import raise_open_files
@@ -42,20 +44,27 @@ from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert_player(
+def _expert(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
-) -> PlayGroup:
-    async def play_group(
-        index: int,
-        example: Example,  # only selects the environment, because the sampler makes the prompts
-        group_size: int,
-    ) -> tuple[Rollout, ...]:
-        rng = random.Random(f"{run.seed}:{index}")
-        return sampler.group(
-            env.environment_of(example), renderer, rng, group_size, run.max_seq_len
-        )
+) -> Callable[..., tuple[Rollout, ...]]:
+    """Return a function of a seed and an example, which only selects the environment."""
 
-    return play_group
+    def demonstrate(
+        seed: str, example: Example, group_size: int = run.group_size
+    ) -> tuple[Rollout, ...]:
+        rng = random.Random(f"{run.seed}:{seed}")
+        own = env.environment_of(example)
+        return sampler.group(own, renderer, rng, group_size, run.max_seq_len)
+
+    return demonstrate
+
+
+def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
+    buffer: FifoBuffer = build(run.buffer)()
+    if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
+        renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
+    return buffer
 
 
 def _hinted_envs(run: Run, env: Environment, pools: Sequence[Pool]) -> frozenset[str]:
@@ -111,7 +120,13 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
-            play_group = _expert_player(run, sampler, env, renderer)
+            expert = _expert(run, sampler, env, renderer)
+
+            async def play_group(
+                index: int, example: Example, group_size: int
+            ) -> tuple[Rollout, ...]:
+                return expert(str(index), example, group_size)
+
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
@@ -120,7 +135,7 @@ async def main(run_folder: RunFolder) -> None:
             order=order,
             credit=credit,
             stateful=credit,
-            buffer=build(run.buffer)(),
+            buffer=_buffer(run, run_folder, env),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
             max_staleness=sampler.max_staleness,

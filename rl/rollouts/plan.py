@@ -43,6 +43,7 @@ def weighted_row(
     row: TrainingRow,
     advantages: Sequence[float] | Floats,
     token_weights: Sequence[float],
+    source: int = 0,
     **place: Any,
 ) -> WeightedRow:
     """Return a row with token advantages and weights, given one number per row or per turn.
@@ -54,6 +55,7 @@ def weighted_row(
         **vars(row),
         advantages=_by_token(row, advantages),
         token_weights=_by_token(row, token_weights),
+        source=np.full(row.length, source, np.int8),
         **place,
     )
 
@@ -94,12 +96,12 @@ def weighted_rows(
         group, rollout, credit = everything[i]
         shares, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
-            place = {"rollout_id": i, "first_position": before, "number": number}
-            place["group_id"] = group_ids[i]
+            place: dict[str, Any] = {"rollout_id": i, "first_position": before, "number": number}
             advantages = credit.advantages
             if credit.by_token and len(advantages) > 1:
                 advantages = np.array(advantages[before : before + row.num_completion], np.float32)
-            rows.append(weighted_row(row, advantages, shares, **place, env=group.example.env))
+            place |= {"env": group.example.env, "group_id": group_ids[i], "source": rollout.source}
+            rows.append(weighted_row(row, advantages, shares, **place))
             before += row.num_completion
     return rows
 
