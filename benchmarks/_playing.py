@@ -90,7 +90,15 @@ class Playground:
         """Return a batch for one step, sampled from the current policy."""
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
-        sampler, buffer = build(run.sampler)(), build(run.buffer)()
+        sampler = build(run.sampler)()
+        if step == 0:
+            self._buffer = build(run.buffer)()  # kept, because it may replay groups
+        buffer = self._buffer
+        if shown := getattr(buffer, "demonstrations", None):
+            lengths = run.group_size, run.max_seq_len
+            buffer.demonstrate = lambda seed, _: tuple(
+                shown.group(env, renderer, Random(seed), *lengths)
+            )
         credit = GroupCredit.of(run, lambda _: env.reward_weights)
         order = build(run.order)()
         order.begin(env.pools("train"), run.seed)
@@ -115,7 +123,7 @@ class Playground:
                 group = Group(index, example, step, tuple(rollouts), credits)
                 order.observe(place, group)
                 buffer.add(group)
-            if len(buffer) >= run.groups_per_step:
+            if len(buffer) >= buffer.num_new(run.groups_per_step):
                 break
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
         assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"

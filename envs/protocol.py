@@ -216,7 +216,13 @@ class Environment:
             "method, or set model.warm_start=null, or sampler=async"
         )
 
-    def teacher_messages(self, example: Example, messages: list[Message]) -> list[Message]:
+    def teacher_messages(
+        self,
+        example: Example,
+        messages: list[Message],
+        episode: Episode | None = None,  # noqa: ARG002 (overriding methods use it)
+        group: Sequence[Episode] = (),  # noqa: ARG002
+    ) -> list[Message]:
         """Return the prompt with the hint of an example.
 
         A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
@@ -225,6 +231,10 @@ class Environment:
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's
         messages. Raise ValueError if the example has no hint.
+
+        After the group, `episode` is the finished episode and `group` has all episodes of the
+        example that did not fail, with their `reward`. A call without an episode, before the run,
+        asks whether the example has a hint.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():

@@ -5,9 +5,18 @@ K: rollouts of the group.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 SPREAD_TOLERANCE = 1e-6  # numbers that differ by at most this count as equal
+
+
+class Source(IntEnum):
+    """Where the tokens of a rollout come from."""
+
+    POLICY = 0  # The policy sampled the rollout for this batch.
+    REPLAY = 1  # The rollout was in an earlier batch. Its logprobs and versions are unchanged.
+    DEMONSTRATION = 2  # No policy sampled the text, so its logprobs and versions are unknown.
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -36,6 +36,7 @@ class Tokens:
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
     rollout_ids: Tensor  # [N] int64, index of the token's rollout in the global batch
     group_ids: Tensor  # [N] int64, index of the token's group in the global batch
+    source: Tensor  # [N] int64, the `Source` of the token's rollout (losses/groups.py)
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] logprobs under the reference or the teacher
     # Logprobs of the reference's K most likely tokens, or None if the loss does not use them:
@@ -46,7 +47,7 @@ class Tokens:
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Return the tokens of one sequence with one turn and staleness 0, for tests of a loss.
+        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests.
 
         `others` are the values of further fields, by the name of the field.
         """
@@ -60,6 +61,7 @@ class Tokens:
             "turns": zeros,
             "rollout_ids": others.get("sequence_ids", zeros),
             "group_ids": zeros,
+            "source": zeros,
         }
         return Tokens(logprobs, rollout_logprobs, advantages, **(tokens | others))
 

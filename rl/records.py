@@ -9,13 +9,14 @@ R = rollouts of a batch, K = largest number of turns of a rollout.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.episode import Example, StopReason
 from envs.messages import Message
+from losses.groups import Source
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -58,6 +59,7 @@ class PlannedColumns:
 
     advantages: Annotated[Floats, Column(np.float32)]
     token_weights: Annotated[Floats, Column(np.float32)]  # weight of the token in the objective
+    source: Annotated[NDArray[np.int8], Column(np.int8)]  # the `Source` of the token's rollout
 
 
 def columns_of(record: type) -> dict[str, Column]:
@@ -101,6 +103,7 @@ class Rollout:
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
     turn_limit: int | None = None  # token limit of one turn, None if unknown
+    source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
     role: str = ""  # role in the episode; rollouts are compared within their group and role
@@ -145,6 +148,7 @@ class Group:
     version: int  # policy version when the group started
     rollouts: tuple[Rollout, ...]
     credits: tuple[Credit, ...]  # one credit per rollout
+    suffix: str = ""  # end of the rollouts' ids; not empty if the group was in an earlier batch
 
     @property
     def rewards(self) -> list[float]:
@@ -154,7 +158,7 @@ class Group:
     @property
     def rollout_ids(self) -> list[str]:
         """The ids of the rollouts in the run's files."""
-        return [f"{self.index:06d}.{i}" for i in range(len(self.rollouts))]
+        return [f"{self.index:06d}.{i}{self.suffix}" for i in range(len(self.rollouts))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,11 +192,3 @@ class RankBatch:
     # [R] policy version when the rollout's group started
     versions: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; () if none
-
-
-class PlayGroup(Protocol):
-    """A callable that plays one group."""
-
-    async def __call__(self, index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
-        """Return `group_size` rollouts of `example`; `index` is the number of the group."""
-        ...

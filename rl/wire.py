@@ -48,6 +48,8 @@ class NoMoreBatches(Exception):
 def _encode(value: object) -> object:
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
+    if isinstance(value, np.generic):  # user code may compute rewards and advantages with numpy
+        return value.item()
     raise NotImplementedError(f"msgpack cannot encode a {type(value).__name__}: send a numpy array")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from losses.groups import Source
 from losses.tokens import Tokens, ratio_to
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import RecordedRow, read_rows
@@ -68,6 +69,7 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
     places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
     rollouts = torch.tensor([places[row.id] for row in rows])  # [S]
     groups = torch.tensor([int(row.id.split(".")[0]) for row in rows])  # [S]
+    sources = torch.tensor([_source(row.id) for row in rows])  # [S]
     seen: dict[str, int] = defaultdict(int)  # rollout id -> completion tokens in earlier rows
     positions = []
     for row, length in zip(rows, lengths, strict=True):
@@ -86,6 +88,7 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         turns=column("turns").long(),
         rollout_ids=rollouts[sequence_ids],
         group_ids=groups[sequence_ids],
+        source=sources[sequence_ids],
         old_logprobs=column("old") if "old" in has else None,
         ref_logprobs=column("ref") if "ref" in has else None,
     )
@@ -99,6 +102,12 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
     )
+
+
+def _source(id: str) -> Source:
+    if "@" in id:
+        return Source.REPLAY
+    return Source.DEMONSTRATION if id.startswith("-") else Source.POLICY
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:

@@ -13,6 +13,7 @@ from rl.config.facts import fact, is_imitator, references
 from rl.config.learned import REFERENCE, Learned
 from rl.config.limits import value_of
 from rl.config.signatures import did_you_mean
+from rl.config.source_rules import batch_sources
 
 Config = Mapping[str, Any]
 
@@ -286,4 +287,5 @@ ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     rewards_before_advantages,
     critic,
     batch_credit,
+    batch_sources,
 )

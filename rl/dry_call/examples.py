@@ -35,7 +35,9 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
     made = build(node)
     with report.calling("buffer", made, "made-up groups", unknown=KeyError):
         buffer, waiting, index = made(), set[int](), 0
-        _require_methods(buffer, FifoBuffer, ("add", "draw", "state", "load"))
+        methods = ("add", "draw", "state", "load", "num_new", "metrics")
+        _require_methods(buffer, FifoBuffer, methods)
+        new = buffer.num_new(count)
         for step in range(_ROUNDS):
             for _ in range(2 * count if step == 0 else count):
                 group = _made_up_group(index, step)
@@ -45,12 +47,13 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
             drawn = buffer.draw(step, count, max(max_staleness, 1), ())
             if drawn is not None:
                 indices = [group.index for group in drawn]
-                if len(indices) != count or not waiting.issuperset(indices):
-                    raise BadResult(
-                        f"drew the groups {indices}: draw {count} groups that add() accepted"
-                    )
-                if len(set(indices)) != count:
+                if len(set(indices)) != len(indices):
                     raise BadResult(f"drew the groups {sorted(indices)}: draw each group only once")
+                if len(waiting.intersection(indices)) != new or len(indices) > count:
+                    raise BadResult(
+                        f"drew the groups {indices}: draw {new} groups that add() accepted, and at "
+                        f"most {count - new} that it drew before"
+                    )
                 waiting.difference_update(indices)
         another = made()
         another.load(json_round_trip(buffer.state()))
@@ -184,6 +187,7 @@ def check_methods(report: Report, env: type) -> None:
         ("score", ["the episode"]),
         ("score_group", ["the episodes"]),
         ("reply", ["the episode", "the message"]),
+        ("teacher_messages", ["the example", "the messages", "the episode", "the group"]),
     ):
         method = inspect.getattr_static(env, name, None)
         if not inspect.isfunction(method):

@@ -86,6 +86,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "turns": torch.tensor([0, 0, 1, 1, 1, 0, 0, 1]),
         "rollout_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
         "group_ids": torch.zeros(NUM_TOKENS, dtype=torch.int64),
+        "source": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
         "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
         "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,

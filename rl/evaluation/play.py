@@ -7,13 +7,13 @@ The examples do not depend on the seed of a run, so that runs can be compared.
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
 from rl.evaluation.summary import Played
-from rl.records import PlayGroup, Rollout
+from rl.records import Rollout
 from rl.runtime.files import json_line
 
 
@@ -49,7 +49,7 @@ def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
 
 
 async def play(
-    play_group: PlayGroup,
+    play_group: Callable[[int, Example, int], Awaitable[tuple[Rollout, ...]]],
     examples: Sequence[Example],
     rollouts_per_example: int,
     *,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +24,11 @@ from rl.inference.live_version import LiveVersion
 from rl.inference.server import SERVED_AS
 from rl.model.tokenizer import load_renderer
 from rl.records import Rollout
+from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.devices import raise_open_files
@@ -44,21 +46,34 @@ from rl.sampling.strategy import Strategy
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert_player(
+def _expert(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
-) -> PlayGroupAt:
-    async def play_group(
-        index: int,
-        example: Example,  # only selects the environment, because the sampler makes the prompts
-        group_size: int,
-        *_: int,
+) -> Callable[..., tuple[Rollout, ...]]:
+    """Return a function of a seed and an example, which only selects the environment."""
+
+    def demonstrate(
+        seed: str, example: Example, group_size: int = run.group_size
     ) -> tuple[Rollout, ...]:
-        rng = random.Random(f"{run.seed}:{index}")
-        return sampler.group(
-            env.environment_of(example), renderer, rng, group_size, run.max_seq_len
-        )
+        rng = random.Random(f"{run.seed}:{seed}")
+        own = env.environment_of(example)
+        return sampler.group(own, renderer, rng, group_size, run.max_seq_len)
+
+    return demonstrate
+
+
+def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
+    async def play_group(index: int, example: Example, size: int, *_: int) -> tuple[Rollout, ...]:
+        return expert(str(index), example, size)
 
     return play_group
+
+
+def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
+    buffer: FifoBuffer = build(run.buffer)()
+    if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
+        renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
+    return buffer
 
 
 def _hinted_envs(
@@ -128,7 +143,7 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
-            play_group = _expert_player(run, sampler, env, renderer)
+            play_group = _imitating(_expert(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
@@ -139,7 +154,7 @@ async def main(run_folder: RunFolder) -> None:
                 version, credit, truncation="truncation", shaping="reward", advantage="advantage"
             )(example, rollouts),
             stateful={"advantage": credit, "env": env},
-            buffer=build(run.buffer)(),
+            buffer=_buffer(run, run_folder, env),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
             max_staleness=sampler.max_staleness,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from losses.groups import Source
 from rl.evaluation.summary import (
     average,
     finite_means,
@@ -21,7 +22,12 @@ _MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward met
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return the metrics of the batch that `step` trains. Lengths count completion tokens only."""
+    """Return the metrics of the batch that `step` trains. Lengths count completion tokens only.
+
+    The metrics describe the new rollouts, which show how well the policy performs. Only staleness
+    includes replayed groups, and `source/` describes them and the demonstrations.
+    """
+    everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
     rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
@@ -57,7 +63,9 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     for role in {rollout.role for rollout in rollouts} - {""}:
         scored = [r.reward for r in rollouts if r.role == role and r.reward is not None]
         metrics[f"role/{role}/reward"] = average(scored)
-    behind = _staleness(groups, step)
+    if len(groups) < len(everything):
+        metrics |= _by_source(everything, step)
+    behind = _staleness(everything, step)
     if behind.size:
         metrics |= {
             "staleness/mean": float(behind.mean()),
@@ -68,6 +76,16 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
             },
         }
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _by_source(groups: Sequence[Group], step: int) -> dict[str, float]:
+    """Return each source's share of the groups, and reward and staleness of replayed groups."""
+    sources = [group.rollouts[0].source for group in groups]
+    metrics = {f"source/{s.name.lower()}/share": sources.count(s) / len(groups) for s in Source}
+    if replayed := [group for group in groups if group.suffix]:
+        metrics["source/replay/reward"] = mean([group.rewards for group in replayed])
+        metrics["source/replay/staleness"] = _staleness(replayed, step).mean()
+    return metrics
 
 
 def _most_varied(groups: Sequence[Group]) -> list[list[float]]:

@@ -34,6 +34,14 @@ class FifoBuffer:
         """Restore the counters that `state` returned; an empty dict sets them to 0."""
         self.rejected = Counter(state.get("rejected", {}))
 
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for metrics.jsonl, which adds "buffer/" to their names."""
+        return {f"rejected_{reason}": float(count) for reason, count in self.rejected.items()}
+
+    def num_new(self, count: int) -> int:
+        """Return how many of the `count` groups of a batch are new, not drawn before."""
+        return count
+
     def add(self, group: Group) -> bool:
         """Accept a finished group; return False if the group is useless and must be replaced."""
         reason = self.why_useless(group)
@@ -53,11 +61,11 @@ class FifoBuffer:
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
     ) -> list[Group] | None:
-        """Return `count` groups for this step, or None if the step must wait for a running group.
+        """Return the groups of this step, or None if the step must wait for a running group.
 
         Args:
             step: number of the step that trains the groups. Step k trains policy version k.
-            count: groups per batch.
+            count: largest number of groups; `num_new(count)` of them must be new.
             max_staleness: largest allowed difference between `step` and a token's version.
             running: the policy versions under which the unfinished groups were started.
         """

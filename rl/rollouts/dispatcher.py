@@ -1,6 +1,6 @@
 """Starts groups as the policy advances and returns complete batches.
 
-    publish(v) ---> admission: started < (v + 1 + max_staleness) * groups_per_step + rejected
+    publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i at the next place of the order, max_concurrent rollouts
                        v
                     running ---> buffer ---> batch(step)   (rejected groups are replaced)
@@ -77,10 +77,11 @@ class Dispatcher:
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
-        self._replayed = deque(self.state.pending)  # groups of the interrupted run come first
+        self._interrupted = deque(self.state.pending)  # groups of the interrupted run come first
         self._next_index = self.state.next_index
+        self._new_per_step = self.buffer.num_new(self.groups_per_step)
         # Count only groups of earlier batches, because pending groups will start and count again.
-        self._started = self.step * self.groups_per_step
+        self._started = self.step * self._new_per_step
         self._num_rejected = 0
         self._over: NoMoreBatches | None = None
         self._stopped = False
@@ -100,7 +101,7 @@ class Dispatcher:
             while True:
                 async with self._changed:
                     await self._changed.wait_for(self._may_start_group)
-                    index = self._replayed.popleft() if self._replayed else self._next_index
+                    index = self._interrupted.popleft() if self._interrupted else self._next_index
                     self._next_index = max(self._next_index, index + 1)
                     self._started += 1
                     # Mark the group as running now, so that `draw` counts it before its task runs.
@@ -112,7 +113,7 @@ class Dispatcher:
     def _may_start_group(self) -> bool:
         version = self.version.number
         # No batch contains rejected groups, so each rejected group allows another group to start.
-        limit = (version + 1 + self.max_staleness) * self.groups_per_step + self._num_rejected
+        limit = (version + 1 + self.max_staleness) * self._new_per_step + self._num_rejected
         fits = (len(self._running) + 1) * self.group_size <= self.max_concurrent
         # A group larger than max_concurrent runs alone, because otherwise it would never start.
         may_start = version >= 0 and self._over is None
@@ -165,7 +166,7 @@ class Dispatcher:
             assert self._over is not None  # `ready` returns True only with a batch or `_over`
             raise self._over
         for group in drawn:
-            del self._untrained[group.index]
+            self._untrained.pop(group.index, None)  # absent if the group is not new
         self._next_step = step + 1
         return drawn
 
@@ -179,8 +180,8 @@ class Dispatcher:
         """Return the progress of the next batch as text for the screen."""
         if self.version.number < 0:
             return "waiting for the first weights"
-        num_ready = min(len(self.buffer), self.groups_per_step) * self.group_size
-        batch_size = self.groups_per_step * self.group_size
+        num_ready = min(len(self.buffer), self._new_per_step) * self.group_size
+        batch_size = self._new_per_step * self.group_size
         running = len(self._running) * self.group_size
         return f"batch {self._next_step}: {num_ready} of {batch_size} rollouts, {running} in flight"
 

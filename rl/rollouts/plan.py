@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
-from rl.rollouts.packing import pack, pack_groups
+from rl.rollouts.packing import by_advantage, compared_ids, pack, pack_groups
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Function from (completion length of each rollout, its group) to its weight per token.
@@ -43,6 +43,7 @@ def weighted_row(
     row: TrainingRow,
     advantages: Sequence[float] | Floats,
     token_weights: Sequence[float],
+    source: int = 0,
     **place: Any,
 ) -> WeightedRow:
     """Return a row with token advantages and weights, given one number per row or per turn.
@@ -54,6 +55,7 @@ def weighted_row(
         **vars(row),
         advantages=_by_token(row, advantages),
         token_weights=_by_token(row, token_weights),
+        source=np.full(row.length, source, np.int8),
         **place,
     )
 
@@ -83,7 +85,7 @@ def weighted_rows(
         for group in groups
         for rollout, credit in zip(group.rollouts, group.credits, strict=True)
     ]
-    group_ids = _compared_ids(groups)
+    group_ids = compared_ids(groups)
     training = [i for i, (_, _, credit) in enumerate(everything) if credit.trains]
     # Weights are computed for all ranks together, so that the split cannot change them.
     turns = [everything[i][1].turn_lengths for i in training]
@@ -94,21 +96,14 @@ def weighted_rows(
         group, rollout, credit = everything[i]
         shares, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
-            place = {"rollout_id": i, "first_position": before, "number": number}
-            place["group_id"] = group_ids[i]
+            place: dict[str, Any] = {"rollout_id": i, "first_position": before, "number": number}
             advantages = credit.advantages
             if credit.by_token and len(advantages) > 1:
                 advantages = np.array(advantages[before : before + row.num_completion], np.float32)
-            rows.append(weighted_row(row, advantages, shares, **place, env=group.example.env))
+            place |= {"env": group.example.env, "group_id": group_ids[i], "source": rollout.source}
+            rows.append(weighted_row(row, advantages, shares, **place))
             before += row.num_completion
     return rows
-
-
-def _compared_ids(groups: Sequence[Group]) -> list[int]:
-    """Return a number for each rollout: equal numbers mean the same group and role."""
-    keys = [(i, rollout.role) for i, group in enumerate(groups) for rollout in group.rollouts]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return [numbers[key] for key in keys]
 
 
 def plan_batch(
@@ -138,7 +133,7 @@ def batch_rewards(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "versions": np.array([group.version for group in groups for _ in group.rollouts], np.int32),
         "rewards": np.array(rewards, np.float32),
-        "group_ids": np.array(_compared_ids(groups), np.int32),
+        "group_ids": np.array(compared_ids(groups), np.int32),
         "turn_rewards": turn_rewards,
         "lengths": np.array(lengths, np.int32),
     }
@@ -164,15 +159,9 @@ def plan(
     `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
     (rl/rollouts/packing.py). `whole_groups`: all rows of a group are in one micro-batch.
     """
-
-    def unit(row: WeightedRow) -> int:
-        return row.group_id if whole_groups else id(row)
-
-    has_advantage = {unit(row) for row in rows if row.has_advantage}
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    for first in (True, False):
-        kind = [row for row in rows if (unit(row) in has_advantage) is first]
+    for kind in by_advantage(rows, whole_groups=whole_groups):
         # Rows without an advantage come second and go to the ranks with the fewest tokens so far.
         packing = pack_groups if whole_groups else pack
         packed = packing(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)

@@ -128,10 +128,7 @@ class RolloutService:
         metrics = {
             **batch_metrics(groups, step),
             "rollout/retried_requests": float(self._num_retried - before),
-            **{
-                f"buffer/rejected_{reason}": float(count)
-                for reason, count in self._dispatcher.buffer.rejected.items()
-            },
+            **{f"buffer/{k}": v for k, v in self._dispatcher.buffer.metrics().items()},
             **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
             **(await self._replicas.metrics() if self._replicas else {}),
         }
@@ -222,6 +219,7 @@ def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "rewards": rollout.rewards,
         **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
         **({"role": rollout.role} if rollout.role else {}),
+        **({"source": rollout.source.name.lower()} if group.suffix or group.index < 0 else {}),
         "shaped_reward": credit.reward,
         "advantage": advantages if len(advantages) != 1 else advantages[0],
         "stop_reason": rollout.stop_reason,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from envs.episode import Example, StopReason
+from envs.episode import Episode, StopReason
 from envs.messages import Message, plain_json, well_formed
 from envs.protocol import Environment
 from rl.inference.client import RequestTally
@@ -179,23 +179,27 @@ class ChatSettings:
 
 @dataclass
 class Hints:
-    """Callable that renders prompts with the example's hint (`reference.sees_hint=true`).
+    """Callable that renders prompts with hints for a reference model (`reference.sees_hint=true`).
 
     The policy never sees the hint. The reference model computes the logprobs of the policy's tokens
     after a prompt that contains the hint.
+
+    Attributes:
+        group: the finished episodes of the example, from which the environment may make the hint.
     """
 
     chat: Chat
     env: Environment
-    example: Example
-    # Newest prompt and its hinted tokens, cached because a group's rollouts share the first prompt.
-    _newest: tuple[Prompt, list[int]] | None = None
+    group: Sequence[Episode]
+    # Newest messages and tools, and their tokens, because a group's rollouts may share a hint.
+    _newest: tuple[object, list[int]] = (None, [])
 
-    async def __call__(self, prompt: Prompt) -> list[int]:
-        """Return the tokens that the reference model reads: `prompt` with the hint."""
-        if self._newest is None or self._newest[0] is not prompt:
-            with as_environment_error(self.env, "teacher_messages"):
-                messages = self.env.teacher_messages(self.example, list(prompt.messages))
+    async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:
+        """Return the tokens that the reference model reads: `prompt` with the episode's hint."""
+        with as_environment_error(self.env, "teacher_messages"):
+            given = episode.example, list(prompt.messages), episode, self.group
+            messages = self.env.teacher_messages(*given)
+            if self._newest[0] != (messages, prompt.tools):
                 hinted = await self.chat.first_prompt(messages, prompt.tools)
-            self._newest = prompt, hinted.token_ids
+                self._newest = (messages, prompt.tools), hinted.token_ids
         return self._newest[1]

@@ -19,6 +19,7 @@ from renderers import Renderer
 from envs.episode import StopReason
 from envs.messages import Message
 from envs.protocol import Environment
+from losses.groups import Source
 from rl.config.ranges import NonNegativeInt, Probability
 from rl.records import Rollout, TrainingRow
 from rl.sampling.row_builder import GrowingRow
@@ -91,6 +92,7 @@ class ImitationSampler:
                     stop_reason=StopReason.MAX_TOKENS if cut else StopReason.STOP,
                     turns=sum(message["role"] == "assistant" for message in messages),
                     generation_time=0.0,
+                    source=Source.DEMONSTRATION,
                 )
             )
         return tuple(rollouts)

@@ -11,7 +11,6 @@ fails gets no reward, its error is counted, and the other rollouts of its group 
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     nullcontext,
@@ -27,9 +26,10 @@ from envs.protocol import ContextFull, Environment
 from rl.config.schedules import NO_SCHEDULES, Schedules
 from rl.inference.completion import Completion, RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, Hints, Prompt
+from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.finished_group import FinishedGroup
 from rl.sampling.prefix import Given, Prefix, sample_turn
 from rl.sampling.rewarding import rewarded
 from rl.sampling.rollout_inputs import RolloutInputs
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _MAX_LOGGED_ERRORS = 100
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # `rewards_by_name`
+_Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
 
 
 @dataclass
@@ -93,8 +94,7 @@ class Player:
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
         with self.chat.with_sampler(sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
-            played = await player._play_rollouts(env, index, example, group_size)
-        return tuple(each for r in played for each in (replace(r, others=()), *r.others))
+            return await player._play_rollouts(env, index, example, group_size)
 
     async def _play_rollouts(
         self, env: Environment, index: int, example: Example, group_size: int
@@ -102,8 +102,7 @@ class Player:
         await self.chat.check_server()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
-        hints = Hints(self.chat, env, example) if env.name in self.hinted_envs else None
-        start = RolloutInputs(env, example, clock, seeds, env.opened, hints=hints)
+        start = RolloutInputs(env, example, clock, seeds, env.opened)
         if env.scores_groups and self.strategy.reads_rewards:
             raise ValueError(
                 f"{type(self.strategy).__name__} reads the rewards of attempts, but score_group of "
@@ -120,7 +119,7 @@ class Player:
                         async with clock.holding_slots(self.chat.slots, count):
                             seed = seeds.next()
                             openings = await self.chat.generate(prompt, count, seed)
-        episodes: dict[int, Episode] = {}
+        speakers: dict[int, Speaker] = {}
 
         async def play_one(
             example: Example,
@@ -138,59 +137,35 @@ class Player:
                 own.opening = openings[seed]
             if hint is not None or example is not start.example:
                 own.change_example(example, hint)
-            rollout, episode = await self._play_with_retries(own)
-            episodes[id(rollout.messages)] = episode
+            rollout, speakers[id(rollout.messages)] = await self._play_with_retries(own)
             return rollout
 
         group = StartedGroup(index, example)
-        rollouts = await played(self.strategy, group, play_one, group_size)
-        if not env.scores_groups:
-            return rollouts
-        return await self._score_group(env, [(r, episodes[id(r.messages)]) for r in rollouts])
-
-    async def _score_group(
-        self, env: Environment, played: Sequence[tuple[Rollout, Episode]]
-    ) -> tuple[Rollout, ...]:
-        """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
-        scored = [episode for rollout, episode in played if not rollout.error]
-        try:
-            async with Clock(self.sampler.rollout_timeout).running():
-                with as_environment_error(env, "score_group"):
-                    found = [*await threads.call(env.score_group, scored)] if scored else []
-                    if len(found) != len(scored):
-                        raise ValueError(
-                            f"returned {len(found)} results for {len(scored)} episodes: return "
-                            "one mapping of rewards for each"
-                        )
-                    results = iter([rewards_by_name(each, 0)[0] for each in found])
-        except (TimeoutError, EnvironmentFailed) as failure:
-            error = str(failure) or (
-                f"score_group took longer than sampler.rollout_timeout="
-                f"{self.sampler.rollout_timeout:g} s"
+        chosen = await played(self.strategy, group, play_one, group_size)
+        pairs = [
+            (replace(own, others=()), speaker)
+            for rollout in chosen
+            for own, speaker in zip(
+                (rollout, *rollout.others), speakers[id(rollout.messages)].speakers, strict=True
             )
-            self._log_once(env, error)
-            broken = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
-            return tuple(
-                rollout if rollout.error else replace(rollout, **broken, error=error)
-                for rollout, _ in played
-            )
-        return tuple(
-            rollout
-            if rollout.error
-            else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self._checked)
-            for rollout, _ in played
-        )
+        ]
+        finished = FinishedGroup(env, self.chat, pairs, self._log_once, self._checked)
+        if env.scores_groups:
+            finished = await finished.scored(self.sampler.rollout_timeout)
+        if env.name in self.hinted_envs:
+            finished = await finished.hinted()
+        return tuple(rollout for rollout, _ in finished.played)
 
-    async def _play_with_retries(self, start: RolloutInputs) -> tuple[Rollout, Episode]:
+    async def _play_with_retries(self, start: RolloutInputs) -> _Played:
         retries = 0
         while True:
             async with self._env_slot(start.env):
-                rollout, episode = await self._play_once(start)
+                rollout, first = await self._play_once(start)
             for each in (rollout, *rollout.others):
                 self._log_once(start.env, each.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
-                return replace(rollout, retries=retries), episode
+                return replace(rollout, retries=retries), first
             # With opening=None the retry samples a new first turn. The shared one has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
@@ -207,12 +182,12 @@ class Player:
         # Training and evaluation share this dict, so that max_concurrent limits their sum.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
-    async def _play_once(self, start: RolloutInputs) -> tuple[Rollout, Episode]:
+    async def _play_once(self, start: RolloutInputs) -> _Played:
         env, clock = start.env, start.clock
         messages = start.opened(start.example.messages)
         episode = Episode(start.example, messages, policy_version=self.policy_version)
         first = Speaker(
-            *(self.chat, RowBuilder(start.hints), episode),
+            *(self.chat, RowBuilder(), episode),
             *(lambda: clock.holding_slots(self.chat.slots), start.seeds, start.opened),
             start.prefix,
         )
@@ -247,7 +222,7 @@ class Player:
             self._rollout(start, speaker, score, error)
             for speaker, score in zip(first.speakers, scores or repeat(({}, {})), strict=False)
         ]
-        return replace(rollout, others=tuple(others)), episode
+        return replace(rollout, others=tuple(others)), first
 
     def _rollout(
         self, start: RolloutInputs, speaker: Speaker, scores: Scores, error: str
@@ -289,8 +264,7 @@ class Player:
                     seed, turn = start.seeds.next(), episode.turns
                     opening = await sample_turn(self.chat, prompt, seed, start.prefix, turn)
             completion, opening = opening, None
-            rows.add_turn(completion)
-            await rows.add_hint(prompt)
+            rows.add_turn(completion, prompt)
             message = self.chat.message(prompt, completion)
             episode.messages.append(message)
             episode.turns += 1

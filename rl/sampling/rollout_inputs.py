@@ -7,7 +7,7 @@ from envs.episode import Example
 from envs.messages import Message
 from envs.protocol import Environment
 from rl.inference.completion import Completion
-from rl.sampling.chat import Hints, Prompt
+from rl.sampling.chat import Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.prefix import Prefix
 from rl.sampling.sampler import RequestSeeds
@@ -15,7 +15,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class RolloutInputs:
-    """The inputs of one rollout. The rollouts of a group may share `prompt` and `hints`."""
+    """The inputs of one rollout. The rollouts of a group may share `prompt`."""
 
     env: Environment
     example: Example
@@ -23,7 +23,6 @@ class RolloutInputs:
     seeds: RequestSeeds
     opened: Callable[[Sequence[Message]], list[Message]]  # adds the system prompt, and a hint
     prompt: Prompt | None = None  # first prompt; None until it is rendered
-    hints: Hints | None = None  # renders prompts with the hint; None: the reference sees no hint
     opening: Completion | None = None  # first completion, from the request that the group shared
     prefix: Prefix | None = None  # the turns with which the rollout begins
 

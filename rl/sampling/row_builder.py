@@ -13,16 +13,14 @@ from numpy.typing import ArrayLike
 from rl.inference.completion import Completion
 from rl.records import SampledColumns, TrainingRow, columns_of
 
-Hint = Callable[..., Awaitable[list[int]]]
-"""Function that takes the first prompt of a row and returns its tokens with the hint added."""
-
 _COLUMNS = columns_of(SampledColumns)
 
 
 class GrowingRow:
     """A training row to which tokens are appended."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: object = None) -> None:
+        self.prompt = prompt  # the first prompt of the row, for `RowBuilder.add_hints`
         self.hinted_prompt: list[int] | None = None
         self.prompt_length = 0  # number of tokens of the prompt with which the row began
         self.token_ids: list[int] = []  # the token ids that have been appended
@@ -55,20 +53,18 @@ class GrowingRow:
 class RowBuilder:
     """The training rows of one rollout, oldest first."""
 
-    def __init__(self, hints: Hint | None = None) -> None:
-        """`hints` renders prompts with hints. If it is None, the reference model sees no hints."""
-        self.hints = hints
+    def __init__(self) -> None:
         self._rows: list[GrowingRow] = []
         self._num_turns = 0
         self.num_untracked_tokens = 0
 
-    def add_turn(self, completion: Completion) -> None:
+    def add_turn(self, completion: Completion, rendered: object = None) -> None:
         """Append a turn to the newest row, or to a new row if the prompt changes earlier tokens."""
         self.num_untracked_tokens += completion.num_untracked_tokens
         prompt = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or prompt[: len(row.token_ids)] != row.token_ids:
-            row = GrowingRow()  # the first row, or a fork
+            row = GrowingRow(rendered)  # the first row, or a fork
             row.prompt_length = len(prompt)
             self._rows.append(row)
         row.extend(prompt[len(row.token_ids) :])
@@ -82,11 +78,10 @@ class RowBuilder:
         )
         self._num_turns += 1
 
-    async def add_hint(self, prompt: object) -> None:
-        """If `prompt` began the newest row and hints are used, store its version with the hint."""
-        row = self._rows[-1]  # read before the await, because a concurrent turn may add a row
-        if self.hints is not None and row.hinted_prompt is None:
-            row.hinted_prompt = await self.hints(prompt)
+    async def add_hints(self, hint: Callable[..., Awaitable[list[int]]]) -> None:
+        """Set the hinted prompt of each row. `hint` adds a hint to the row's first prompt."""
+        for row in self._rows:
+            row.hinted_prompt = await hint(row.prompt)
 
     def freeze(self) -> tuple[TrainingRow, ...]:
         """Return the rows that contain a completion token."""

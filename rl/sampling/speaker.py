@@ -70,8 +70,8 @@ class Speaker:
             ours = self.episode
             shared = {"policy_version": ours.policy_version, "memory": ours.memory}
             episode = Episode(ours.example, [], **shared, role=role)
-            own = (self.chat, RowBuilder(self.rows.hints), episode, self.engine, self.seeds)
-            self._roles[role] = Speaker(*own, self.opened)
+            own = (self.chat, RowBuilder(), episode, self.engine, self.seeds, self.opened)
+            self._roles[role] = Speaker(*own)
         if (speaker := self._roles[role]) is not self:
             own = {"prefix": prefix, "prefix_trains": prefix_trains}
             return await speaker(messages, tools, role=role, **own)
@@ -91,8 +91,7 @@ class Speaker:
         except GenerationError as error:
             self._failure = error
             raise
-        self.rows.add_turn(completion)
-        await self.rows.add_hint(prompt)
+        self.rows.add_turn(completion, prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
         self._last = (conversation, prompt, completion)

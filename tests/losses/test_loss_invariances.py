@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from losses.by_source import by_source
 from losses.cispo import cispo
 from losses.cross_entropy import cross_entropy
 from losses.decoupled_ppo import decoupled_ppo
@@ -34,6 +35,9 @@ LOSSES: dict[str, Callable[[Tokens], TokenLoss]] = {
     "sapo": partial(sapo, tau_positive=1.0, tau_negative=1.05),
     "cross_entropy": cross_entropy,
     "distill": distill,
+    "by_source": partial(
+        by_source, policy_loss=partial(cispo, clip_low=0.0, clip_high=5.0), demonstration_weight=0.5
+    ),
     "top_entropy": partial(top_entropy, fraction=0.3, clip_low=0.2, clip_high=0.28, dual_clip=None),
     "decoupled_ppo": partial(decoupled_ppo, clip_low=0.2, clip_high=0.2, weight_cap=2.0),
 }
@@ -63,6 +67,7 @@ def a_batch(seed: int = 0) -> Tokens:
         turns=torch.cat([torch.arange(length) // 3 for length in LENGTHS]),
         rollout_ids=ids,
         group_ids=ids // 4,
+        source=ids % 3,
     )
 
 

@@ -26,6 +26,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         token_weights=np.full((height, width), 1 / 3, np.float32),
         token_versions=rng.integers(-1, 3, (height, width), np.int32),
         turns=rng.integers(-1, 9, (height, width), np.int32),
+        source=rng.integers(0, 3, (height, width), np.int8),
         rollout_ids=np.arange(height, dtype=np.int32),
         group_ids=np.arange(height, dtype=np.int32) // 2,
         first_positions=rng.integers(0, 99, height, np.int32),

@@ -198,6 +198,7 @@ def reference(
             turns=torch.tensor(row.turns)[mask].long(),
             rollout_ids=torch.full(own.shape, row.rollout_id),
             group_ids=torch.full(own.shape, row.group_id),
+            source=torch.tensor(row.source)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
             candidate_logprobs=logprobs[mask[1:]].gather(-1, given),

@@ -56,11 +56,14 @@ class World:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
         self.most_running = 0
+        buffer = FifoBuffer() if buffer is None else buffer
+        self.num_new = buffer.num_new(GROUPS_PER_STEP)
+        self.replayed_until = getattr(buffer, "max_staleness", 0)
         self.dispatcher = Dispatcher(
             play_group=self.play_group,
             order=begun(order or ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
             credit=_credit,
-            buffer=FifoBuffer() if buffer is None else buffer,
+            buffer=buffer,
             group_size=GROUP_SIZE,
             groups_per_step=GROUPS_PER_STEP,
             max_staleness=max_staleness,
@@ -76,8 +79,8 @@ class World:
         random = Random(f"{self.seed}:{index}")
         began, begun = self.dispatcher.version.number, len(self.started)
         assert began >= self.first_step, "started before the first push"
-        useful = self.first_step * GROUPS_PER_STEP + begun - len(self.rejected)
-        assert useful < (began + 1 + self.max_staleness) * GROUPS_PER_STEP
+        useful = self.first_step * self.num_new + begun - len(self.rejected)
+        assert useful < (began + 1 + self.max_staleness) * self.num_new
         assert index not in self.started
         self.started[index] = began
         self.most_running = max(self.most_running, len(self.dispatcher._running))
@@ -104,13 +107,15 @@ class World:
         await self.dispatcher.publish(first)
         for step in range(first, last):
             batch = self.batches[step] = await self.dispatcher.batch(step)
-            assert len(batch) == GROUPS_PER_STEP
+            assert self.num_new <= len(batch) <= GROUPS_PER_STEP
+            assert sum(not group.suffix for group in batch) == self.num_new
             for group in batch:
-                assert 0 <= step - group.version <= self.max_staleness
+                limit = self.replayed_until if group.suffix else self.max_staleness
+                assert 0 <= step - group.version <= limit
                 rows = [row for rollout in group.rollouts for row in rollout.rows]
                 versions = np.concatenate([row.token_versions[row.completion_mask] for row in rows])
                 assert (step - versions).min() >= 0
-                assert (step - versions).max() <= self.max_staleness
+                assert (step - versions).max() <= limit
             await asyncio.sleep(random.expovariate(1.0))
             await self.dispatcher.publish(step + 1)
 
@@ -130,5 +135,6 @@ class World:
 
     @property
     def trained(self) -> list[int]:
-        """Return the indices of the trained groups, in order."""
-        return [group.index for batch in self.batches.values() for group in batch]
+        """Return the indices of the trained groups in order, without replays."""
+        groups = [group for batch in self.batches.values() for group in batch]
+        return [group.index for group in groups if not group.suffix]

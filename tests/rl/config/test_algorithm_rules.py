@@ -46,6 +46,9 @@ def several(loss: str = "distill", **teachers: Any) -> Changes:
 BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
 
 WHITEN = {"batch_credit": chosen("batch_credit", "whiten")}
+REPLAY = {"buffer": composed("buffer=replay")["buffer"]}
+COMPOSED = composed("loss=sft_and_rl")
+SHOWN = {name: COMPOSED[name] for name in ("buffer", "loss")}
 
 REFUSED: dict[str, tuple[Changes, str]] = {
     "a batch credit that the critic would replace": (
@@ -55,6 +58,26 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "a batch credit that the loss does not read": (
         {**SFT, **WHITEN},
         "but losses.cross_entropy.cross_entropy reads none: use batch_credit=none",
+    ),
+    "groups that are too old before they can be replayed": (
+        {**REPLAY, "buffer.max_staleness": 4, "sampler.max_staleness": 4},
+        "sampler.max_staleness=4 versions may pass until their first batch: use buffer.max_st",
+    ),
+    "replays for a loss without a ratio": (
+        {**REPLAY, "loss": chosen("loss", "reinforce")},
+        "but buffer.replay_share=0.25 adds rollouts of earlier policies: use loss=cispo",
+    ),
+    "demonstrations for a loss with a ratio": (
+        {**SHOWN, "loss": chosen("loss", "cispo")},
+        "adds text that no policy sampled: use loss=sft_and_rl, or buffer=fifo",
+    ),
+    "a correction of demonstrations": (
+        {**SHOWN, **TWICE, "correction": chosen("correction", "tis_token")},
+        "demonstrations of buffer.demonstration_share=0.25 lack: use correction=none",
+    ),
+    "a share that leaves no new group": (
+        {**REPLAY, "batch_size": 32, "group_size": 32},
+        "leave none of the 1 groups of a batch to new rollouts: lower them, or raise batch_size",
     ),
     "a refresh that nothing reads": (
         {"reference.refresh_every": 10},

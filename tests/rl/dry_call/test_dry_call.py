@@ -419,6 +419,13 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "    async def play(self, group, play_one, size):\n        return []\n",
             "returned no rollouts of `play_one`: return some of them",
         ),
+        (
+            "env",
+            "from envs.protocol import Environment\nclass mine(Environment):\n"
+            "    def examples(self, split):\n        return []\n"
+            "    def teacher_messages(self, example, messages):\n        return messages\n",
+            "its parameters must be the example and the messages and the episode and the group",
+        ),
         ("logger", "import a_package_of_nobodys\ndef mine(): ...\n", "cannot be imported: Module"),
     ],
 )

@@ -23,6 +23,7 @@ ROWS = MicroBatch(
     token_weights=np.array([[0, 0.5, 0.5], [0, 0.25, 0]], np.float32),
     token_versions=np.array([[-1, 6, 7], [-1, 7, -1]], np.int32),
     turns=np.array([[-1, 0, 1], [-1, 3, -1]], np.int32),
+    source=np.array([[1, 1, 1], [0, 0, 0]], np.int8),
     rollout_ids=np.array([4, 2], np.int32),
     group_ids=np.array([1, 0], np.int32),
     first_positions=np.array([0, 5], np.int32),

@@ -389,6 +389,7 @@ def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt
         token_weights=np.ones((1, 5), np.float32),
         token_versions=np.zeros((1, 5), np.int32),
         turns=np.zeros((1, 5), np.int32),
+        source=np.zeros((1, 5), np.int8),
         rollout_ids=np.zeros(1, np.int32),
         group_ids=np.zeros(1, np.int32),
         first_positions=np.zeros(1, np.int32),

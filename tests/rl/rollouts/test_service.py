@@ -12,6 +12,7 @@ from envs.episode import Example, StopReason
 from envs.messages import assistant
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
+from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
@@ -41,7 +42,7 @@ class Dispatcher:
     """Hand out one batch at every step."""
 
     def __init__(self, batch) -> None:
-        self.groups, self.buffer, self.on_rejected = batch, SimpleNamespace(rejected={}), None
+        self.groups, self.buffer, self.on_rejected = batch, FifoBuffer(), None
         self.order = SimpleNamespace(metrics=lambda: {"easy": 0.25})
 
     async def batch(self, step):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from envs.episode import Example
+from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
 from losses.aggregation import token_mean
 from rl.inference.live_version import LiveVersion
@@ -140,7 +140,7 @@ def test_an_environment_that_holds_the_conversation_has_hints_too():
 class Whispering(ScriptedEnv):
     """Choose what the teacher sees."""
 
-    def teacher_messages(self, example, messages):
+    def teacher_messages(self, example, messages, episode=None, group=()):
         return [{"role": "system", "content": f"It is {example.id}."}, *messages]
 
 
@@ -150,6 +150,66 @@ def test_an_environment_may_choose_what_the_teacher_sees():
     assert row.hinted_prompt is not None
     system = {"role": "system", "content": "It is 3."}
     assert row.hinted_prompt.tolist() == rendered(system, *HI)
+
+
+class Sharing(ScriptedEnv):
+    """The teacher sees a sibling's success, or what was wrong with the answer (SDPO)."""
+
+    def teacher_messages(self, example, messages, episode=None, group=()):
+        if episode is None:
+            return messages  # every example has a hint once it is played
+        siblings = [e.text for e in group if e is not episode and e.reward == 2.0]
+        hint = f"Right: {siblings[0]}" if siblings else f"Not {episode.text}: {episode.reward}"
+        return [*messages, {"role": "user", "content": hint}]
+
+
+def hints_of(rollouts: tuple[Rollout, ...], *hints: str) -> None:
+    """Assert the hint of each rollout's row."""
+    for rollout, hint in zip(rollouts, hints, strict=True):
+        (row,) = rollout.rows
+        assert row.hinted_prompt is not None
+        hinted = (*HI, {"role": "user", "content": hint})
+        assert row.hinted_prompt.tolist() == rendered(*hinted)
+
+
+def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
+    rollouts, opened = played(Sharing(), "bad", "good", "worse", "good", group_size=4)
+    hints_of(rollouts, *["Right: good"] * 4)
+    assert len(opened) == 2  # equal hints are rendered once
+    rollouts, _ = played(Sharing(), "bad", "good", "worse", group_size=3)
+    hints_of(rollouts, "Right: good", "Not good: 2.0", "Right: good")
+    rollouts, _ = played(Sharing(), "bad", "worse", group_size=2)
+    hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
+
+
+class Ranking(Sharing):
+    """The reward is known when the group is complete."""
+
+    async def score(self, episode):
+        return {}
+
+    async def score_group(self, episodes):
+        return [{"good": float(episode.text == "good")} for episode in episodes]
+
+
+def test_a_hint_sees_the_rewards_of_score_group():
+    rollouts, _ = played(Ranking(), "bad", "good", group_size=2)
+    hints_of(rollouts, "Right: good", "Not good: 2.0")
+
+
+class Unhelpful(ScriptedEnv):
+    """Fail to make a hint of a bad answer."""
+
+    def teacher_messages(self, example, messages, episode=None, group=()):
+        return [*messages, {"role": "user", "content": {"good": "yes"}[episode.text]}]
+
+
+def test_a_hint_that_fails_costs_only_its_rollout():
+    (bad, good), _ = played(Unhelpful(), "bad", "good", group_size=2)
+    assert (bad.rows, bad.reward, bad.stop_reason) == ((), None, StopReason.ENV_ERROR)
+    assert "teacher_messages raised KeyError: 'bad'" in bad.error
+    assert good.reward == 2.0
+    hints_of((good,), "yes")
 
 
 def test_no_hint_is_rendered_if_no_reference_sees_hints():

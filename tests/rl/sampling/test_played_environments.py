@@ -120,19 +120,19 @@ def test_a_demonstration_has_the_tools_of_its_environment(index):
     tooled.tools = [find]
     env = Mixture(envs={"one": plain, "two": tooled}, weights={"one": 1.0, "two": 1.0})
     example = examples(shuffled(env.pools("train"), 0), 4)[index]
-    (rollout,) = run_virtually(imitated(env, example))
+    (rollout,) = imitated(env, example)
     assert rollout.messages[0]["content"] == example.env
     text = bytes(int(t) for t in rollout.rows[0].token_ids if t < 256).decode()
     assert ("Find." in text) is (example.env == "two")
 
 
-async def imitated(env, example):
+def imitated(env, example):
     """Return the group of demonstrations that the rollouts process builds."""
-    from rl.rollouts.__main__ import _expert_player
+    from rl.rollouts import __main__ as main
     from rl.sampling.demonstrations import DemonstrationSampler
 
     class Run:
-        seed, max_seq_len = 0, 4096
+        seed, max_seq_len, group_size = 0, 4096, 1
 
     sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
-    return await _expert_player(Run, sampler, env, tiny_renderer())(0, example, 1, 0)
+    return main._expert(Run, sampler, env, tiny_renderer())("0", example)

@@ -81,24 +81,14 @@ def test_every_sampled_token_knows_its_turn_through_forks():
     assert first.turns.dtype == np.int32
 
 
-def test_a_hint_belongs_to_the_row_that_it_was_asked_for_though_another_began_meanwhile():
-    """An environment may ask for two turns at once, and a server may render the hints."""
+def test_each_row_gets_the_hint_of_the_prompt_with_which_it_began():
+    rows = RowBuilder()
+    for prompt, rendered in (([1], 1), ([1, 2, 3], 2), ([9], 9)):  # a row of two turns, and a fork
+        rows.add_turn(Completion([2], [-0.5], [0], False, prompt), rendered)
+    assert [row.hinted_prompt for row in rows.freeze()] == [None, None]
 
-    async def play():
-        asked = {1: asyncio.Event(), 9: asyncio.Event()}
+    async def hinted(rendered):
+        return [100 + rendered]
 
-        async def hinted(prompt):
-            await asked[prompt].wait()
-            return [100 + prompt]
-
-        rows, hints = RowBuilder(hinted), []
-        for prompt in asked:
-            rows.add_turn(Completion([2], [-0.5], [0], False, [prompt]))
-            hints.append(asyncio.create_task(rows.add_hint(prompt)))
-            await asyncio.sleep(0)
-        for event, hint in zip(asked.values(), hints, strict=True):
-            event.set()
-            await hint
-        return rows.freeze()
-
-    assert [row.hinted_prompt.tolist() for row in asyncio.run(play())] == [[101], [109]]
+    asyncio.run(rows.add_hints(hinted))
+    assert [row.hinted_prompt.tolist() for row in rows.freeze()] == [[101], [109]]

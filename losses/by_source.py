@@ -1,0 +1,32 @@
+"""Reinforcement and imitation in one batch: a loss by the source of each token.
+
+    loss_t = policy_loss_t                          the policy sampled the token, now or earlier
+    loss_t = -demonstration_weight * log pi         the token is a demonstration
+
+SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, with a constant weight. The metrics of
+policy_loss are 0 at demonstrations.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from losses.groups import Source
+from losses.tokens import TokenLoss, Tokens
+
+
+def by_source(
+    tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
+) -> TokenLoss:
+    """Return the loss [N]. `policy_loss` must not mix tokens of several sequences."""
+    is_shown = tokens.source == Source.DEMONSTRATION  # [N]
+    imitation = -demonstration_weight * tokens.logprobs  # [N]
+
+    def chosen(values: Tensor, shown: Tensor | float = 0.0) -> Tensor:
+        return torch.where(is_shown, shown, values)
+
+    result = policy_loss(tokens)
+    metrics = {name: chosen(values) for name, values in result.metrics.items()}
+    clamped = None if result.ratio_clamped is None else chosen(result.ratio_clamped)
+    return TokenLoss(chosen(result.loss, imitation), metrics, clamped)

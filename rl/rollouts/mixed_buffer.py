@@ -1,0 +1,135 @@
+"""A buffer whose batches also contain replayed groups and demonstrations (conf/buffer/replay).
+
+    batch of n groups = new groups + replay_share * n + demonstration_share * n
+
+The two numbers are rounded, and at least 1 if the share is above 0.
+
+Only new groups are sampled for the batch, so only these count for admission, and each of them is
+trained at its usual step. A replayed group is a group of an earlier batch with its old logprobs,
+versions and advantages, so the staleness of its tokens is true. A demonstration has no version, no
+reward and the advantage 0.
+
+The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
+the stored groups, so a resumed run replays the same ones.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from envs.episode import Example
+from losses.groups import Source
+from rl.config.ranges import BelowOne, PositiveInt
+from rl.records import Credit, Group, Rollout
+from rl.rollouts.buffer import FifoBuffer
+from rl.runtime.files import plain
+from rl.sampling.demonstrations import ImitationSampler
+from rl.wire import pack, unpack
+
+
+class MixedBuffer(FifoBuffer):
+    """Adds replayed groups and demonstrations to batches (conf/buffer/replay explains the options).
+
+    Attributes:
+        demonstrate: returns the demonstrations of a group, given a seed and an example that selects
+            the environment. The rollouts process sets it if the batch has demonstrations.
+    """
+
+    demonstrate: Callable[[str, Example], tuple[Rollout, ...]] | None = None
+
+    def __init__(
+        self,
+        *,
+        replay_share: BelowOne,
+        demonstration_share: BelowOne,
+        capacity: PositiveInt,
+        max_staleness: PositiveInt,
+        demonstrations: ImitationSampler,
+    ) -> None:
+        super().__init__()
+        self.shares, self.demonstrations = (replay_share, demonstration_share), demonstrations
+        self.capacity, self.max_staleness = capacity, max_staleness
+        self._stored: list[Group] = []  # groups that may be replayed, the oldest first
+        self._num_expired = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, with the stored groups as base64 of msgpack."""
+        stored = b64encode(pack(self._stored)).decode()
+        return super().state() | {"stored": stored, "expired": self._num_expired}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned; an empty dict empties the store."""
+        super().load(state)
+        stored = state.get("stored")  # missing in the state of another buffer
+        self._stored = unpack(b64decode(stored), list[Group]) if stored else []
+        self._num_expired = state.get("expired", 0)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of rejected, stored and expired groups."""
+        numbers = {"stored": float(len(self._stored)), "expired": float(self._num_expired)}
+        return super().metrics() | numbers
+
+    def num_new(self, count: int) -> int:
+        """Return how many of the `count` groups of a batch are new."""
+        return count - sum(self._num_others(count))
+
+    def _num_others(self, count: int) -> list[int]:
+        """Return how many of `count` groups are replayed, and how many are demonstrations."""
+        numbers = [max(1, round(share * count)) if share else 0 for share in self.shares]
+        if sum(numbers) >= count:
+            raise ValueError(
+                f"replay_share={self.shares[0]} and demonstration_share={self.shares[1]} leave "
+                f"none of the {count} groups of a batch to new rollouts: lower them, or raise "
+                "batch_size"
+            )
+        return numbers
+
+    def draw(
+        self, step: int, count: int, max_staleness: int, running: Collection[int]
+    ) -> list[Group] | None:
+        """Return new groups as FifoBuffer does, then replayed groups, then demonstrations.
+
+        The batch has fewer than `count` groups while too few groups are stored.
+        """
+        num_replayed, num_shown = self._num_others(count)
+        new = super().draw(step, count - num_replayed - num_shown, max_staleness, running)
+        if new is None:
+            return None
+        young = [g for g in self._stored if step - g.version <= self.max_staleness]
+        self._num_expired += len(self._stored) - len(young)
+        chosen = Random(step).sample(young, min(num_replayed, len(young)))
+        # Store the new groups after the choice, so that no batch contains a group twice.
+        stored = [*young, *(_to_store(group) for group in new if self.is_useful(group))]
+        self._stored = stored[-self.capacity :] if num_replayed else []
+        # The suffix distinguishes the lines of one rollout in the files of several steps.
+        replayed = [replace(group, suffix=f"@{step}") for group in chosen]
+        shown = [
+            self._demonstrated(step * count + i, step, new[i % len(new)].example)
+            for i in range(num_shown if self.demonstrate else 0)
+        ]
+        return [*new, *replayed, *shown]
+
+    def is_useful(self, group: Group) -> bool:
+        """Return whether to store a group, because it can teach. A subclass may choose others."""
+        # With a critic nothing is compared, so advantages of 0 can still give a gradient.
+        return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
+
+    def _demonstrated(self, index: int, step: int, like: Example) -> Group:
+        """Return demonstrations for the environment of the example `like`."""
+        assert self.demonstrate is not None
+        rollouts = self.demonstrate(f"demonstration {index}", like)
+        # No reward, so that demonstrations are in no baseline, critic or KL penalty in the reward.
+        credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
+        return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
+
+
+def _to_store(group: Group) -> Group:
+    """Return a group for later batches, with only values that a checkpoint can contain."""
+    rollouts = tuple(
+        replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))
+        for rollout in group.rollouts
+    )
+    example = replace(group.example, messages=plain(group.example.messages), info={})
+    return replace(group, rollouts=rollouts, example=example)

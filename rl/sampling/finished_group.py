@@ -1,0 +1,80 @@
+"""Rewards and hints that need all episodes of a group: `score_group` and `teacher_messages`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from envs import threads
+from envs.episode import StopReason, rewards_by_name
+from envs.protocol import Environment
+from rl.inference.completion import RequestFailed
+from rl.records import Rollout
+from rl.sampling.chat import Chat, Hints
+from rl.sampling.clock import Clock
+from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
+from rl.sampling.rewarding import rewarded
+from rl.sampling.speaker import Speaker
+
+# What an error after the episode changes in a rollout, beside its message.
+_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
+
+
+@dataclass
+class FinishedGroup:
+    """The rollouts of a group, each with the speaker that has its episode and rows."""
+
+    env: Environment
+    chat: Chat
+    played: Sequence[tuple[Rollout, Speaker]]
+    log_error: Callable[[Environment, str], None]
+    checked: set[str]  # environments whose reward names were checked
+
+    async def scored(self, timeout: float) -> "FinishedGroup":
+        """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
+        env = self.env
+        episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
+        try:
+            async with Clock(timeout).running():
+                with as_environment_error(env, "score_group"):
+                    found = [*await threads.call(env.score_group, episodes)] if episodes else []
+                    if len(found) != len(episodes):
+                        raise ValueError(
+                            f"returned {len(found)} results for {len(episodes)} episodes: return "
+                            "one mapping of rewards for each"
+                        )
+                    results = iter([rewards_by_name(each, 0)[0] for each in found])
+        except (TimeoutError, EnvironmentFailed) as failure:
+            error = str(failure)
+            error = error or f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
+            self.log_error(env, error)
+            return self._changed(
+                rollout if rollout.error else replace(rollout, **_BROKEN, error=error)
+                for rollout, _ in self.played
+            )
+        return self._changed(
+            rollout
+            if rollout.error
+            else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self.checked)
+            for rollout, _ in self.played
+        )
+
+    async def hinted(self) -> "FinishedGroup":
+        """Add the hints that the reference model sees. A rollout whose hint fails has no rows."""
+        for rollout, speaker in self.played:
+            speaker.episode.reward = rollout.reward
+        group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
+        hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
+        for rollout, speaker in self.played:
+            try:
+                await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
+                changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
+            except (EnvironmentFailed, RequestFailed) as failure:
+                self.log_error(self.env, error := str(failure))
+                changes = {"rows": (), "error": error, **_BROKEN}
+            hinted.append(replace(rollout, **changes))
+        return self._changed(hinted)
+
+    def _changed(self, rollouts: Any) -> "FinishedGroup":
+        speakers = (speaker for _, speaker in self.played)
+        return replace(self, played=list(zip(rollouts, speakers, strict=True)))

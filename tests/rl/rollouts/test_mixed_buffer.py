@@ -1,0 +1,219 @@
+"""A batch has new groups, groups of earlier batches with their old versions, and demonstrations."""
+
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from envs.episode import Example, StopReason
+from losses.aggregation import token_mean
+from losses.groups import Source
+from rl.records import Credit, Group, RankBatch, Rollout
+from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.mixed_buffer import MixedBuffer
+from rl.rollouts.plan import plan_batch
+from rl.rollouts.service import rollout_line
+from rl.sampling.demonstrations import DemonstrationSampler
+from rl.wire import pack, unpack
+from tests.support.world import ROW, World
+
+SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
+
+
+def buffer(**options) -> MixedBuffer:
+    plain = {"replay_share": 0.5, "demonstration_share": 0.0, "capacity": 8, "max_staleness": 3}
+    return MixedBuffer(**{**plain, "demonstrations": SHOWN, **options})
+
+
+def rollout(reward: float | None, version: int, source: Source = Source.POLICY) -> Rollout:
+    row = replace(ROW, token_versions=np.array([version], np.int32))
+    return Rollout((row,), [], reward, {}, StopReason.STOP, 1, 0.0, source=source)
+
+
+def group(index: int, version: int, rewards=(1.0, 0.0), advantages=(0.5, -0.5)) -> Group:
+    rollouts = tuple(rollout(reward, version) for reward in rewards)
+    credits = tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
+    return Group(index, Example(0, "e", [], {"secret": object()}), version, rollouts, credits)
+
+
+def ids(groups: list[Group] | None) -> list[str]:
+    assert groups is not None
+    return [group.rollout_ids[0] for group in groups]
+
+
+def test_batches_by_hand():
+    """Half of a batch of two is replayed, and a group may be at most three versions old."""
+    mixed = buffer()
+    for index in range(6):
+        mixed.add(group(index, index))
+    assert mixed.num_new(2) == 1
+    assert ids(mixed.draw(0, 2, 1, ())) == ["000000.0"]  # nothing to replay yet
+    assert ids(mixed.draw(1, 2, 1, ())) == ["000001.0", "000000.0@1"]
+    second = ids(mixed.draw(2, 2, 1, ()))
+    assert second[0] == "000002.0"
+    assert second[1] in ("000000.0@2", "000001.0@2")
+    assert mixed.metrics() == {"stored": 3, "expired": 0}
+    assert ids(mixed.draw(5, 2, 2, ()))[1] == "000002.0@5"  # versions 0 and 1 are too old
+    assert mixed.metrics() == {"stored": 2, "expired": 2}
+
+
+def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
+    mixed = buffer()
+    first = group(0, 0)
+    mixed.add(first)
+    mixed.draw(0, 2, 0, ())
+    mixed.add(group(1, 1))
+    drawn = mixed.draw(1, 2, 0, ())
+    assert drawn is not None
+    again = drawn[1]
+    assert (again.index, again.version, again.credits) == (0, 0, first.credits)
+    assert again.rewards == first.rewards
+    assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
+    assert {r.source for r in again.rollouts} == {Source.REPLAY}
+
+
+@pytest.mark.parametrize(
+    ("options", "rewards", "advantages", "compared", "stored"),
+    [
+        ({}, (1.0, 0.0), (0.5, -0.5), None, 1),
+        ({}, (1.0, 1.0), (0.0, 0.0), None, 0),  # no advantage
+        ({}, (0.0, 0.0), (0.0, 0.0), (), 1),  # nothing was compared, for example with a critic
+        ({}, (None, 1.0), (0.0, 0.5), None, 1),
+        ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), None, 0),
+    ],
+)
+def test_which_groups_are_stored(options, rewards, advantages, compared, stored):
+    mixed, one = buffer(**options), group(0, 0, rewards, advantages)
+    mixed.add(replace(one, credits=tuple(replace(c, compared=compared) for c in one.credits)))
+    mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
+    assert mixed.metrics()["stored"] == stored
+
+
+def test_the_oldest_groups_leave_a_full_store():
+    mixed = buffer(capacity=2)
+    for step in range(4):
+        mixed.add(group(step, step))
+        mixed.draw(step, 2, 0, ())
+    mixed.add(group(4, 4))
+    assert ids(mixed.draw(4, 2, 0, ()))[1] in ("000002.0@4", "000003.0@4")
+
+
+@pytest.mark.parametrize(
+    ("replay", "shown", "count", "new"),
+    [
+        (0.0, 0.0, 4, 4),
+        (0.25, 0.25, 4, 2),
+        (0.3, 0.0, 4, 3),
+        (0.01, 0.01, 4, 2),  # at least one each
+        (0.01, 0.0, 1, None),
+        (0.5, 0.5, 4, None),
+        (0.9, 0.0, 4, None),
+    ],
+)
+def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, shown, count, new):
+    mixed = buffer(replay_share=replay, demonstration_share=shown)
+    if new is not None:
+        assert mixed.num_new(count) == new
+        return
+    with pytest.raises(ValueError, match=f"leave none of the {count} groups"):
+        mixed.num_new(count)
+
+
+def with_demonstrations() -> list[Group]:
+    """Return a batch of step 1: a new group, a replayed group and a group of demonstrations."""
+    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
+    shown = (rollout(1.0, -1, Source.DEMONSTRATION),) * 2
+    seeds = {"demonstration 0": shown, "demonstration 3": shown}
+    mixed.demonstrate = lambda seed, example: seeds.pop(seed)
+    for step in (0, 1):
+        mixed.add(group(step, step, (1.0, step / 2)))
+        drawn = mixed.draw(step, 3, 0, ())
+        assert drawn is not None
+    return drawn
+
+
+def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
+    batch = with_demonstrations()
+    assert ids(batch) == ["000001.0", "000000.0@1", "-00004.0"]
+    shown = batch[2]
+    assert (shown.example.env, shown.version) == ("e", 1)
+    assert [(c.reward, c.advantages, c.trains) for c in shown.credits] == [(None, (0.0,), True)] * 2
+
+
+def test_the_lines_of_added_rollouts_name_their_source():
+    lines = [
+        rollout_line(group, group.rollouts[0], group.credits[0], used=True)
+        for group in with_demonstrations()
+    ]
+    assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
+    assert [line["versions"] for line in lines] == [[1], [0], []]
+
+
+def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
+    shares = {"step": 1, "ranks": 2, "tokens_per_micro_batch": 8, "metrics": {}}
+    batches = plan_batch(with_demonstrations(), token_mean, **shares)
+    found = Counter()
+    for share in batches:
+        for micro in unpack(pack(share), RankBatch).micro_batches:
+            mask = micro.completion_mask & (micro.token_weights > 0)
+            versions = micro.token_versions[mask].tolist()
+            found.update(zip(micro.source[mask].tolist(), versions, strict=True))
+            np.testing.assert_allclose(micro.token_weights[mask], 1 / 6)  # one denominator
+    assert found == {(Source.POLICY, 1): 2, (Source.REPLAY, 0): 2, (Source.DEMONSTRATION, -1): 2}
+
+
+def test_rewards_and_lengths_of_a_batch_are_those_of_new_rollouts():
+    batch = with_demonstrations()
+    metrics = batch_metrics(batch, 1)
+    assert metrics["train/reward"] == 0.75
+    assert metrics["train/tokens"] == 2
+    assert metrics["staleness/mean"] == 0.5  # of tokens with a version
+    assert {name: value for name, value in metrics.items() if name.startswith("source/")} == {
+        **{f"source/{name}/share": 1 / 3 for name in ("policy", "replay", "demonstration")},
+        **{"source/replay/reward": 0.5, "source/replay/staleness": 1.0},
+    }
+    alone = batch_metrics(batch[:1], 1)
+    assert alone == {n: v for n, v in metrics.items() if n in alone} | {
+        name: alone[name] for name in alone if name.startswith("staleness/")
+    }
+    assert not any(name.startswith("source/") for name in alone)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_group_is_new_once_and_replayed_groups_respect_their_own_limit(seed, max_staleness):
+    """World asserts admission, and the versions of every token, new or replayed."""
+    limits = {"capacity": 99, "max_staleness": max_staleness + 4}
+    mixed = buffer(replay_share=0.34, **limits)
+    world = World(seed, max_staleness, rejects=0.2, buffer=mixed).run(25)
+    assert world.num_new == 2
+    assert max(Counter(world.trained).values()) == 1
+    assert all(len(batch) == 3 for step, batch in world.batches.items() if step)
+    replays = [(s, g) for s, batch in world.batches.items() for g in batch if g.suffix]
+    assert {source for _, g in replays for source in {r.source for r in g.rollouts}} == {1}
+    first = {g.index: s for s, batch in world.batches.items() for g in batch if not g.suffix}
+    assert all(first[g.index] < step for step, g in replays)
+    assert mixed.metrics()["expired"] > 0
+
+
+def content(world: World, first: int) -> list:
+    """Return the batches from a step on, with all arrays as bytes."""
+    return [(s, [pack(g) for g in batch]) for s, batch in world.batches.items() if s >= first]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_resumed_run_replays_the_groups_of_the_uninterrupted_run(seed):
+    def mixed() -> MixedBuffer:
+        return buffer(replay_share=0.34, capacity=5, max_staleness=6)
+
+    whole = World(seed, 0, rejects=0.2, buffer=mixed()).run(14)
+    killed = World(seed, 0, rejects=0.2, buffer=mixed()).run(6)
+    saved = json.loads(json.dumps(asdict(killed.dispatcher.checkpoint())))
+    state = msgspec.convert(saved, DispatcherState)
+    resumed = World(seed, 0, rejects=0.2, buffer=mixed(), step=6, state=state).run(14)
+    assert content(resumed, 6) == content(whole, 6)
+    assert resumed.dispatcher.buffer.metrics() == whole.dispatcher.buffer.metrics()
