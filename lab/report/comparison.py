@@ -224,7 +224,12 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         raise NothingToCompare(_why_not_comparable(arms))
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(counting, key=lambda arm: max(_has_scores(run) for run in arm.finished))
+        return max(
+            counting,
+            key=lambda arm: max(
+                (bool(run.evaluations), run.training_reward is not None) for run in arm.finished
+            ),
+        )
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -232,11 +237,6 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not chosen.finished:
         raise NoBaseline(f"baseline={wanted}: no run of this arm has finished, choose another arm")
     return chosen
-
-
-def _has_scores(run: Run) -> tuple[bool, bool]:
-    """Return whether the run has evaluations, and whether it has training rewards."""
-    return bool(run.evaluations), run.training_reward is not None
 
 
 def _why_not_comparable(arms: Sequence[Arm]) -> str:

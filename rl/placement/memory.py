@@ -99,7 +99,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     pushed = _pushed(run, shape) if first else 0.0
     if not on_gpu:
         # A model without weights is initialised in float32 at the start and then converted.
-        spare = _initialised(run, shape) - sum(compute.values())
+        initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
+        spare = initialised - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
@@ -230,11 +231,6 @@ def _pushed(run: Run, shape: Shape) -> float:
         return float(trained * number_bytes(run))
     merged = whole if trained < shape.parameters else 0.0
     return merged + whole
-
-
-def _initialised(run: Run, shape: Shape) -> float:
-    """Return the float32 bytes of a model that the trainer initialises, or 0 for other models."""
-    return 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
 
 
 def _offloaded(run: Run, compute: Bytes) -> Bytes:

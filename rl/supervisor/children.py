@@ -20,6 +20,7 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, ending, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure
+from rl.runtime.files import write_private
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
@@ -71,7 +72,7 @@ class Children:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                folder.private.keep_servers_key(key)
+                write_private(folder.private.servers_key, key)  # for every process
         else:
             replicas = self._own_replicas()
         return Replicas(
