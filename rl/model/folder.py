@@ -1,5 +1,6 @@
 """Functions that inspect a model folder in Hugging Face format without loading the weights."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -67,17 +68,10 @@ def fingerprint(folder: Path) -> str:
     for name in sorted([*names, "config.json", "tokenizer.json"]):
         path = folder / name
         if path.is_file():
-            total.update(f"{name}:{_content_hash(path)};".encode())
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            total.update(f"{name}:{digest};".encode())
     return total.hexdigest()
-
-
-def _content_hash(path: Path) -> str:
-    """Return a hash of a file. The file may be larger than the memory, so read it in pieces."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
