@@ -117,7 +117,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
-        row = row_bytes(run, shape) / group
+        row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # the smallest cache
         # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
@@ -131,11 +131,6 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         device={},
         host={"runtime": runtime, "weights": weights * _VLLM_WEIGHTS_ON_CPU, "key-values": cache},
     )
-
-
-def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of the keys and values of one full row, the smallest cache for vLLM."""
-    return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
