@@ -79,6 +79,10 @@ class PrivateFolder:
         path = self.servers_key if is_external else self.key
         return path.read_text() if path.exists() else None
 
+    def keep_servers_key(self, key: str) -> None:
+        """Store the key of the user's vLLM servers, so that every process can read the key."""
+        write_private(self.servers_key, key)
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 

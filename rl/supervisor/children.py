@@ -20,7 +20,6 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, ending, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure
-from rl.runtime.files import write_private
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
@@ -72,7 +71,7 @@ class Children:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                write_private(folder.private.servers_key, key)  # for every process
+                folder.private.keep_servers_key(key)
         else:
             replicas = self._own_replicas()
         return Replicas(
