@@ -77,11 +77,6 @@ def _call(function: str, *args: object) -> int:
     return result
 
 
-def die_with_parent() -> None:
-    """Make the kernel kill this process when the thread that started it ends."""
-    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def limit_resources(memory_mb: int) -> None:
     """Limit the address space to `memory_mb` MiB. Forbid core dumps, file writes and children."""
     limits = {
@@ -101,12 +96,6 @@ def readable_paths(packages: Sequence[str]) -> list[str]:
     python = [sysconfig.get_path("stdlib"), os.path.join(sys.base_prefix, "lib")]
     paths = [*python, *system, "/etc/ld.so.cache", *packages]
     return sorted({os.path.realpath(path) for path in paths if os.path.exists(path)})
-
-
-def raise_oom_score() -> None:
-    """Make the kernel end this process first if memory runs out. Needs a writable /proc."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def drop_capabilities() -> None:
@@ -201,8 +190,11 @@ def seccomp() -> None:
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
     """Apply all layers, in the only order that works. Raise OSError if the kernel refuses one."""
-    die_with_parent()
-    raise_oom_score()
+    # Make the kernel kill this process when the thread that started it ends.
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # Make the kernel end this process first if memory runs out. This needs a writable /proc.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
     limit_resources(memory_mb)
     drop_capabilities()  # The next layers need no_new_privs, which this call sets.
     paths = readable_paths(packages)

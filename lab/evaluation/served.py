@@ -74,14 +74,12 @@ def as_run_failures() -> Iterator[None]:
     """Convert a ValueError of the block, except ConfigError, to RunFailed."""
     try:
         yield
-    except ConfigError:
-        raise
     except Exception as error:
         cause: BaseException = error
         # asyncio.TaskGroup wraps the errors of concurrent rollouts in a group.
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        if isinstance(cause, RunFailed | ValueError):
+        if isinstance(cause, RunFailed | ValueError) and not isinstance(error, ConfigError):
             raise RunFailed(str(cause)) from cause
         raise
 

@@ -18,9 +18,10 @@ FIELDS = (
 def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
     """Return the description of one rollout. `columns`: additional fields (state_columns)."""
     record, info = attempt.record, attempt.example.info
+    turns = record["messages"][attempt.num_opening :]
     description: dict[str, Any] = {
         "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
-        "completion": conversation(record["messages"][attempt.num_opening :]),
+        "completion": conversation(turns),
         **({"expected_answer": info["answer"]} if "answer" in info else {}),
         "reward": record["reward"],
         **(
@@ -29,15 +30,9 @@ def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]
             else {}
         ),
     }
-    return description | {name: _as_json(value_of_column(attempt, name)) for name in columns}
-
-
-def value_of_column(attempt: Attempt, name: str) -> Any:
-    """Return the field `name` from the rollout's record or from the example's info."""
-    if name == THINKING:
-        turns = attempt.record["messages"][attempt.num_opening :]
-        return "\n".join(filter(None, (m.get("reasoning_content") for m in turns)))
-    return attempt.record.get(name, attempt.example.info.get(name))
+    thoughts = filter(None, (message.get("reasoning_content") for message in turns))
+    known = {**info, **record, THINKING: "\n".join(thoughts)}
+    return description | {name: _as_json(known.get(name)) for name in columns}
 
 
 def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:

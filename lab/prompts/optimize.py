@@ -41,6 +41,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import resume_command
 from rl.sampling.chat import Chat
+from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.terminal.progress import Progress
@@ -202,9 +203,10 @@ class ServedSearch:
         reflection = self.reflection
         setting = chat_setting(self.settings, self.run_folder, self.env)
         async with build(self.settings.client)().connect(setting) as policy:
-            if reflection.endpoint is not None:
-                async with reflection.at_endpoint(reflection.endpoint) as reflecting:
-                    yield policy, reflecting
+            if (endpoint := reflection.endpoint) is not None:
+                async with endpoint.client(max_concurrent=1, timeout=reflection.timeout) as client:
+                    await endpoint.check_access(client)
+                    yield policy, MessagesChat(reflection.sampler, endpoint, client)
             elif reflection.path is not None:
                 served = replace(
                     setting,

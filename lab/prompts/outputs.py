@@ -70,7 +70,13 @@ def write_outputs(
         }
         for i, prompt in enumerate(candidates.prompts)
     ]
-    frontier = [_best_at(candidates, place, task) for place, task in enumerate(validation)]
+    frontier = []
+    for place, task in enumerate(validation):
+        scores = [own[place] for own in candidates.scores]
+        highest = max((score for score in scores if score is not None), default=None)
+        best = [i for i, score in enumerate(scores) if score is not None and score == highest]
+        where = {"place": place, "env": task.example.env, "example": task.example.id}
+        frontier.append({**where, "score": highest, "candidates": best})
     gain, error = candidates.gain()
     metadata = {
         "optimizer": "gepa",
@@ -88,16 +94,3 @@ def write_outputs(
     write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
     write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
     write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
-
-
-def _best_at(candidates: Candidates, place: int, task: Task) -> dict[str, Any]:
-    scores = [own[place] for own in candidates.scores]
-    highest = max((score for score in scores if score is not None), default=None)
-    best = [i for i, score in enumerate(scores) if score is not None and score == highest]
-    return {
-        "place": place,
-        "env": task.example.env,
-        "example": task.example.id,
-        "score": highest,
-        "candidates": best,
-    }

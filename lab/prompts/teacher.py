@@ -8,8 +8,6 @@ Options in `reflection` of conf/optimize_prompt.yaml select the model:
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -22,7 +20,6 @@ from rl.inference.completion import Completion, GenerationError
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import append_line
 from rl.sampling.chat import Chat, Prompt
-from rl.sampling.messages_chat import MessagesChat
 from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
@@ -105,13 +102,6 @@ class Reflection:
             max_retries=self.max_retries,
             allow_biased_ratio=False,
         )
-
-    @asynccontextmanager
-    async def at_endpoint(self, endpoint: ChatEndpoint) -> AsyncIterator[Chat]:
-        """Check that the endpoint answers, and yield a chat with it."""
-        async with endpoint.client(max_concurrent=1, timeout=self.timeout) as client:
-            await endpoint.check_access(client)
-            yield MessagesChat(self.sampler, endpoint, client)
 
 
 @dataclass

@@ -221,10 +221,20 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     """Return the arm with which the other arms are compared."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
-        raise NothingToCompare(_why_not_comparable(arms))
+        runs = [run for arm in arms for run in arm.runs]
+        raise NothingToCompare(
+            f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
+            if runs
+            else "there is no run here: name the folder of a sweep or of runs (outputs/...)"
+        )
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(counting, key=lambda arm: max(_has_scores(run) for run in arm.finished))
+        return max(
+            counting,
+            key=lambda arm: max(
+                (bool(run.evaluations), run.training_reward is not None) for run in arm.finished
+            ),
+        )
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -232,18 +242,6 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not chosen.finished:
         raise NoBaseline(f"baseline={wanted}: no run of this arm has finished, choose another arm")
     return chosen
-
-
-def _has_scores(run: Run) -> tuple[bool, bool]:
-    """Return whether the run has evaluations, and whether it has training rewards."""
-    return bool(run.evaluations), run.training_reward is not None
-
-
-def _why_not_comparable(arms: Sequence[Arm]) -> str:
-    runs = [run for arm in arms for run in arm.runs]
-    if not runs:
-        return "there is no run here: name the folder of a sweep or of runs (outputs/...)"
-    return f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
 
 
 def _notes(results: Sequence[ArmResult]) -> list[str]:

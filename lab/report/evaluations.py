@@ -82,23 +82,21 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
         key = (printable(str(rollout.env)), printable(str(rollout.example)))
         asked.setdefault(key, rollout.messages)
         rewards[key].append(rollout.reward)
-    by_question = {_question(*key, messages): rewards[key] for key, messages in asked.items()}
+    by_question = {Question(*key, _digest(text)): rewards[key] for key, text in asked.items()}
     return Evaluation(by_question, num_broken)
 
 
-def _question(env: str, example: str, messages: msgspec.Raw) -> Question:
-    text = _user_text(msgspec.json.decode(messages))
-    return Question(env, example, hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12])
+def _digest(content: msgspec.Raw) -> str:
+    """Return a hash of the user messages before the first answer.
 
-
-def _user_text(messages: Any) -> str:
-    """Return the user messages before the first answer. System prompts may differ between arms."""
-    texts = []
+    System prompts do not count, because they may differ between arms.
+    """
+    messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None
         if role == "assistant":
             break
         if role == "user":
-            content = message.get("content")
-            texts.append(content if isinstance(content, str) else str(content))
-    return "\n".join(texts)
+            said = message.get("content")
+            texts.append(said if isinstance(said, str) else str(said))
+    return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:12]

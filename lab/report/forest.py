@@ -22,7 +22,15 @@ Chart = Any  # altair's classes for layers, rows and facets have no common base 
 
 def forest(comparison: Comparison) -> Chart:
     """Return the chart with one row per arm: seeds, interval, and difference to the baseline."""
-    rows = _arm_rows(comparison)
+    rows = [
+        {
+            "arm": result.arm.name,
+            "score": asdict(result.score),
+            "difference": asdict(result.difference),
+            "decision": result.decision,
+        }
+        for result in comparison.by_score
+    ]
     order = [row["arm"] for row in rows]
     base = alt.Chart(alt.Data(values=rows))
     dots = alt.Chart(alt.Data(values=_seed_rows(comparison)))
@@ -70,21 +78,6 @@ def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt
     )
     title = f"difference to {comparison.baseline.arm.name}"
     return drawn.properties(width=330, title=title)
-
-
-def _arm_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one chart row per arm with its score, difference and decision."""
-    rows = []
-    for result in comparison.by_score:
-        rows.append(
-            {
-                "arm": result.arm.name,
-                "score": asdict(result.score),
-                "difference": asdict(result.difference),
-                "decision": result.decision,
-            }
-        )
-    return rows
 
 
 def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:

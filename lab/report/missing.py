@@ -20,7 +20,10 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
     extremes = _extreme_rewards(scoring)
     if any(one.num_unscored for one in scoring.arms):
         for name, unscored in zip(("lowest", "highest"), extremes, strict=True):
-            arms = [_with_unscored(scoring, one.runs, unscored) for one in scoring.arms]
+            arms = [
+                [(run, mean_scores(run, scoring.num_judged, unscored)) for run in one.runs]
+                for one in scoring.arms
+            ]
             columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
             scores = [scores_of(rows, columns) for rows in arms]
             yield f"unscored rollouts get the {name} reward", scores
@@ -47,10 +50,6 @@ def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, floa
                 lowest[question.env] = min(reward, lowest.get(question.env, reward))
                 highest[question.env] = max(reward, highest.get(question.env, reward))
     return lowest, highest
-
-
-def _with_unscored(scoring: Scoring, runs: Sequence[Run], unscored: Mapping[str, float]) -> Rows:
-    return [(run, mean_scores(run, scoring.num_judged, unscored)) for run in runs]
 
 
 def _last_known(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from math import inf
-from typing import Any
 
 from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
 
@@ -16,13 +15,11 @@ def visible_difference(spread: Spread, factor: int = 1) -> float:
 
     `factor` is the largest number by which a p-value is multiplied.
     """
-    return spread.standard_error * float(_num_errors(spread.decision_degrees_of_freedom, factor))
-
-
-def _num_errors(degrees_of_freedom: float, factor: int) -> Any:
-    """Return how many standard errors a difference needs to be detected with probability POWER."""
     tail = 1 - ERROR / 2 / max(factor, 1)  # 0 without any comparison
-    return student_quantile(degrees_of_freedom, tail) + student_quantile(degrees_of_freedom, POWER)
+    num_errors = sum(
+        student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)
+    )
+    return spread.standard_error * float(num_errors)
 
 
 def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | None:

@@ -105,7 +105,10 @@ def _by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> Scoring
         left_out += [(run, "it has no reward") for run, reward in rewards if reward is None]
         if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
             scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
-    judged = _last_steps_in_words([run for one in scored for run in one.runs])
+    runs = [run for one in scored for run in one.runs]
+    # A run may have fewer steps than LAST_STEPS.
+    counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
+    judged = "the last step" if counts == "1" else f"the last {counts} steps"
     return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, no_evaluation=no_evaluation)
 
 
@@ -144,12 +147,6 @@ def scores_of(rows: Rows, questions: Sequence[Question]) -> Scores:
 def seed_of(run: Run) -> Hashable:
     """Return the seed of a run. A run whose seed is unknown has a seed of its own."""
     return id(run) if run.seed is None else str(run.seed)
-
-
-def _last_steps_in_words(runs: Sequence[Run]) -> str:
-    """Return the number of scored steps in words. A run may have fewer steps than LAST_STEPS."""
-    counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
-    return "the last step" if counts == "1" else f"the last {counts} steps"
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:

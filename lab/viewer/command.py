@@ -101,13 +101,11 @@ def _export(
     path: Path, filters: dict[str, str], indexes: "Mapping[str, RunIndex]", console: Console
 ) -> None:
     from lab.viewer import answers
-    from lab.viewer.export import RunRows, page
+    from lab.viewer.export import page
 
-    chosen = [
-        RunRows(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()
-    ]
+    chosen = [(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
-    text = page([one for one in chosen if one.numbers] or chosen, note)
+    text = page([one for one in chosen if one[2]] or chosen, note)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

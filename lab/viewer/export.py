@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +24,29 @@ MOST_ROLLOUTS = 8000  # about 25 MB with all tokens, which mail servers still ac
 _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class RunRows:
-    """The rollouts of one run to export, by row number."""
-
-    index: RunIndex
-    name: str
-    numbers: Sequence[int]
-
-
-def page(chosen: Sequence[RunRows], note: str = "") -> str:
+def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
     """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
 
+    `chosen` has the index of each run, its name, and the row numbers of its rollouts to export.
     Groups are exported whole, so that every rollout can be compared with its group.
 
     Raises:
         ValueError: there are no rollouts, or too many rollouts for one file.
     """
     numbers = []
-    for one in chosen:
-        groups = {_group(one.index.rows[n]) for n in one.numbers}
-        numbers.append([n for n, row in enumerate(one.index.rows) if _group(row) in groups])
+    for index, _, wanted in chosen:
+        groups = {_group(index.rows[n]) for n in wanted}
+        numbers.append([n for n, row in enumerate(index.rows) if _group(row) in groups])
     total = sum(map(len, numbers))
     if not total:
         raise ValueError("no rollout has the given step, source and env: give other values")
     if total > MOST_ROLLOUTS:
-        first = chosen[0].index.rows[0]
+        first = chosen[0][0].rows[0]
         raise ValueError(
             f"{total:,} rollouts exceed the limit of one file ({MOST_ROLLOUTS:,}): choose "
             f"some, such as source={first.source} step={first.step}"
         )
-    runs = [_embedded_run(one, which) for one, which in zip(chosen, numbers, strict=True)]
+    runs = [_embedded_run(*one[:2], which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
     script = _bundle()
@@ -90,29 +81,29 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
         cut = _group(index.rows[MOST_ROLLOUTS])
         numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
-    path.write_text(page([RunRows(index, run_folder.name, numbers)], note), encoding="utf-8")
+    path.write_text(page([(index, run_folder.name, numbers)], note), encoding="utf-8")
 
 
 def _group(row: Row) -> tuple[str, int, int]:
     return row.source, row.step, row.group_id
 
 
-def _embedded_run(chosen: RunRows, numbers: list[int]) -> dict[str, Any]:
+def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, Any]:
     """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
-    table = answers.table(chosen.index)
+    table = answers.table(index)
     table["columns"] = {
-        name: [values[n] for n in numbers] for name, values in table["columns"].items()
+        column: [values[n] for n in numbers] for column, values in table["columns"].items()
     }
     asked = {str(question) for question in table["columns"]["question"]}
     steps = {str(step) for step in table["columns"]["step"]}
     table["titles"] = {key: text for key, text in table["titles"].items() if key in asked}
     table["scales"] = {key: value for key, value in table["scales"].items() if key in steps}
     # Remove local paths and problems, because other people may receive the file.
-    table |= {"name": chosen.name, "path": "", "going": False, "problems": []}
+    table |= {"name": name, "path": "", "going": False, "problems": []}
     return {
         "table": table,
-        "rollouts": answers.rollouts(chosen.index, numbers),
-        "tokens": [answers.tokens(chosen.index, n) for n in numbers],
+        "rollouts": answers.rollouts(index, numbers),
+        "tokens": [answers.tokens(index, n) for n in numbers],
     }
 
 

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from lab.viewer import answers
-from lab.viewer.export import STATIC, RunRows, page
+from lab.viewer.export import STATIC, page
 from lab.viewer.index import RunIndex
 
 _HEADERS = {
@@ -73,7 +73,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     async def export(request: Request) -> Response:
         try:
             wanted = msgspec.json.decode(await request.body(), type=_Selection)
-            chosen = RunRows(indexes[wanted.run], names[wanted.run], wanted.n)
+            chosen = (indexes[wanted.run], names[wanted.run], wanted.n)
             # Build the page in a thread, so that other requests do not wait.
             text = await run_in_threadpool(page, [chosen])
         except (ValueError, IndexError, OSError) as error:

@@ -45,18 +45,14 @@ def bundles_for(
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
     replica = Bundle(demand.devices_per_replica if on_gpus else 0, cores_per_replica)
     bundles = [replica] * demand.replicas
-    for ranks in _ranks_per_bundle(demand.ranks, together):
+    # Split the ranks evenly: 9 ranks with at most 4 per node become 3, 3, 3 and not 4, 4, 1.
+    hosts = -(-demand.ranks // together)
+    for host in range(hosts):
+        ranks = demand.ranks * (host + 1) // hosts - demand.ranks * host // hosts
         bundles.append(Bundle(ranks if on_gpus else 0, ranks * cores_per_rank, ranks))
     for problem in _problems(bundles, nodes):
         raise ValueError(problem)
     return bundles
-
-
-def _ranks_per_bundle(ranks: int, together: int) -> Iterator[int]:
-    """Split the ranks evenly: 9 ranks with at most 4 per node become 3, 3, 3 and not 4, 4, 1."""
-    hosts = -(-ranks // together)
-    for host in range(hosts):
-        yield ranks * (host + 1) // hosts - ranks * host // hosts
 
 
 def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[str]:

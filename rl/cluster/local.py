@@ -19,12 +19,12 @@ class LocalHost:
     def __init__(self, reaper: Reaper, address: str = "127.0.0.1") -> None:
         self.address, self.devices = address, tuple(visible_gpus())
         self._reaper = reaper
-        self._children: list[Child] = []
+        self.children: list[Child] = []  # in the order of the starts
 
     def start(self, start: Start) -> Child:
         """Start a child process. `LocalHost.end` ends it."""
         child = Child(**vars(start), reaper=self._reaper)
-        self._children.append(child)
+        self.children.append(child)
         child.start()
         return child
 
@@ -34,8 +34,8 @@ class LocalHost:
 
     def end(self) -> None:
         """End all started processes in parallel."""
-        end_together(self._children)
-        for child in self._children:
+        end_together(self.children)
+        for child in self.children:
             child.end()
 
 

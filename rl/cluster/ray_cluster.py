@@ -63,10 +63,12 @@ class RayCluster:
             )
             here = LocalHost(reaper, address)
             stack.callback(here.end)
+            # Nodes count with all their GPUs and CPUs, also those that other jobs have reserved.
+            resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             try:
                 bundles = bundles_for(
                     demand,
-                    _nodes(ray),
+                    [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources],
                     on_gpus=self.gpus,
                     ranks_per_node=self.ranks_per_node,
                     cores_per_replica=self.cores_per_replica,
@@ -105,12 +107,6 @@ def _connect(address: str) -> Any:
     finally:
         signal.signal(signal.SIGTERM, before)
     return ray
-
-
-def _nodes(ray: Any) -> list[Bundle]:
-    """Return all GPUs and CPUs of each running node, also those that other jobs have reserved."""
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return [Bundle(int(r.get("GPU", 0)), int(r.get("CPU", 0))) for r in resources]
 
 
 def _reserve(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rl.cluster.host import Start
 from rl.cluster.local import LocalHost
-from rl.runtime.child import Child, Reaper
+from rl.runtime.child import Reaper
 from rl.runtime.network import free_port, own_address
 
 _NEW_FILE_TIMEOUT_S = 10.0  # longest delay until a network file system shows a new file
@@ -26,7 +26,6 @@ class RayNode:
     def __init__(self) -> None:
         # Use a local folder, because vLLM's Unix sockets do not work on a network file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
-        self._children: list[Child] = []
         self._reaper = Reaper()
         self._reaper.__enter__()
         self._host = LocalHost(self._reaper)
@@ -66,17 +65,17 @@ class RayNode:
     def start(self, start: Start) -> int:
         """Start a process. Return its number, which `kill` expects."""
         env = {**start.env, "TMPDIR": str(self._temporary)}
-        self._children.append(self._host.start(replace(start, env=env)))
-        return len(self._children) - 1
+        self._host.start(replace(start, env=env))
+        return len(self._host.children) - 1
 
     def returncodes(self) -> list[int | None]:
         """Return the exit status of each process, in the order of the starts."""
         self._reaper.ensure_alive()
-        return [child.returncode for child in self._children]
+        return [child.returncode for child in self._host.children]
 
     def kill(self, number: int) -> None:
         """End a process and all its children."""
-        self._children[number].kill()
+        self._host.children[number].kill()
 
     def free_port(self, address: str) -> int:
         """Return a TCP port that is free at the time of the call."""

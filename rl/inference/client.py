@@ -277,12 +277,9 @@ class GroupClient:
             body["chat_template_kwargs"] = template_options
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        return await self.client.request("/tokenize", body, _tokens_in, self.group)
+        decode = msgspec.json.Decoder(_Tokenized).decode
+        return (await self.client.request("/tokenize", body, decode, self.group)).tokens
 
 
 class _Tokenized(msgspec.Struct):
     tokens: list[int]
-
-
-def _tokens_in(content: bytes) -> list[int]:
-    return msgspec.json.decode(content, type=_Tokenized).tokens

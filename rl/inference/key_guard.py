@@ -31,8 +31,11 @@ class KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass requests that have the key to vLLM. Answer all other requests with status 401."""
+        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+        # The duration of compare_digest does not depend on how many characters are correct.
+        has_key = len(given) == 1 and hmac.compare_digest(given[0], self._expected)
         # uvicorn sends `lifespan` when it starts and stops. No client can send it.
-        if scope["type"] == "lifespan" or self._has_key(scope):
+        if has_key or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -40,8 +43,3 @@ class KeyGuard:
             headers = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": _REFUSED})
-
-    def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        # The duration of compare_digest does not depend on how many characters are correct.
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

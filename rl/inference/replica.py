@@ -43,9 +43,8 @@ def refuses_connections(replica: Replica) -> bool:
 
 def started_replicas(run_folder: RunFolder, inference: InferenceNode) -> list[Replica]:
     """Return the newest Replica of each vLLM that has written its address into the run folder."""
-    private = run_folder.private
     # External servers have a key of their own. They must not receive the run's key.
-    key = private.read_servers_key() if inference.is_external else private.read_key()
+    key = run_folder.private.read_key(is_external=inference.is_external)
     endpoints = {name: Endpoint.read(run_folder, name) for name in inference.names}
     return [
         Replica(name, endpoint.address, endpoint.incarnation, key)

@@ -39,7 +39,8 @@ class RequestGroup:
         """Return the route to the group's replica. Choose another replica if it was lost."""
         if self._route is None or self._route.lost:
             self.leave()
-            self._route = self.router.least_busy()
+            # The route with the fewest groups. Ties: the fewest pending completions.
+            self._route = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
             self._route.num_groups += 1
         return self._route
 
@@ -86,10 +87,6 @@ class Router:
         self._routes |= fresh
         if not self._routes:  # all given replicas were lost, but no other has the newest weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
-
-    def least_busy(self) -> Route:
-        """Return the route with the fewest groups. Ties: the fewest pending completions."""
-        return min(self._routes.values(), key=lambda route: (route.num_groups, route.num_pending))
 
     def lose(self, route: Route, why: str) -> bool:
         """Stop using a replica. Return False, and keep using it, if no other replica is left."""

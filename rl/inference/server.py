@@ -82,29 +82,20 @@ class VLLMServer:
     cpu_kv_cache_gib: PositiveInt | None
     args: dict[str, Any]
 
-    def command(
-        self,
-        model: Path,
-        address: Address,
-        *,
-        dtype: str,
-        max_seq_len: int,
-        seed: int,
-        adapter: AdapterLimits | None,
-        head_dtype: str | None = None,
-    ) -> list[str]:
-        """Return the command line for a model folder. ServedPolicy explains the keywords.
+    def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
+        """Return the command line for a model folder.
 
         vLLM's CPU build has no `vllm serve`, so the command starts the module.
         """
+        adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
             "served-model-name": SERVED_AS[False],
-            **_address_flags(address),
-            "dtype": dtype,
-            "hf-overrides": head_dtype and json.dumps({"head_dtype": head_dtype}),
-            "max-model-len": max_seq_len,
-            "seed": seed,
+            "uds": address.path,
+            "dtype": policy.dtype,
+            "hf-overrides": head and json.dumps({"head_dtype": head}),
+            "max-model-len": policy.max_seq_len,
+            "seed": policy.seed,
             "tensor-parallel-size": self.tensor_parallel_size,
             "logprobs-mode": "processed_logprobs",  # return logprobs after temperature scaling
             "enable-scale-out": True,  # add the route that accepts and returns token ids
@@ -114,6 +105,8 @@ class VLLMServer:
             "lora-target-modules": adapter and adapter.layers,
             "disable-uvicorn-access-log": True,
         }
+        if not address.path:
+            options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
             # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
             options["load-format"] = "dummy"
@@ -158,13 +151,6 @@ def _thread_limit() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
-def _address_flags(address: Address) -> dict[str, Any]:
-    """Return vLLM's flags for an address. For a TCP port they include the key guard."""
-    if address.path:
-        return {"uds": address.path}
-    return {"host": address.host, "port": address.port, "middleware": GUARD}
-
-
 def vllm_process(
     server: VLLMServer,
     run_folder: RunFolder,
@@ -185,7 +171,7 @@ def vllm_process(
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
         server = replace(server, cpu_kv_cache_gib=cache)
-    command = server.command(model, replica.address, **vars(policy))
+    command = server.command(model, replica.address, policy)
     key_file = None if replica.address.path else run_folder.private.key
     env = {
         **run_folder.private.environment(),

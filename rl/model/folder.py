@@ -1,14 +1,13 @@
 """Functions that inspect a model folder in Hugging Face format without loading the weights."""
 
+import hashlib
 import json
-import os
 import shutil
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import xxhash
+from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
 # An architecture with such a name does not predict the next token, so it cannot be the policy.
@@ -28,16 +27,13 @@ def holds_weights(folder: Path) -> bool:
     return any(weight_files(folder))
 
 
-def header_of(path: Path) -> tuple[dict[str, Any], int]:
-    """Return (tensor name -> header entry, offset of the tensors) of a safetensors file."""
-    with path.open("rb") as file:
-        # The format: length of the header in 8 bytes, the header as JSON, the tensors.
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{path} is truncated: download it again")
-        header = json.loads(file.read(length))
-    forms = {name: form for name, form in header.items() if name != "__metadata__"}
-    return forms, 8 + length
+def shapes_of(path: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor in a safetensors file, without reading the tensors.
+
+    Raise SafetensorError if the file is truncated or not a safetensors file.
+    """
+    with safe_open(path, "numpy") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
 def listed_files(folder: Path) -> set[str] | None:
@@ -59,12 +55,8 @@ def damaged_weights(folder: Path) -> str | None:
     """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
-            forms, begin = header_of(path)
-            end = max((form["data_offsets"][1] for form in forms.values()), default=0)
-            is_whole = path.stat().st_size == begin + end
-        except (struct.error, ValueError, AttributeError, LookupError, TypeError):
-            is_whole = False
-        if not is_whole:
+            shapes_of(path)
+        except SafetensorError:
             return path.name
     return None
 
@@ -76,17 +68,10 @@ def fingerprint(folder: Path) -> str:
     for name in sorted([*names, "config.json", "tokenizer.json"]):
         path = folder / name
         if path.is_file():
-            total.update(f"{name}:{_content_hash(path)};".encode())
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            total.update(f"{name}:{digest};".encode())
     return total.hexdigest()
-
-
-def _content_hash(path: Path) -> str:
-    """Return a hash of a file. The file may be larger than the memory, so read it in pieces."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 24):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -127,8 +112,8 @@ def linear_layers(model: Path) -> list[str]:
     tensors = [
         tensor.removesuffix(".weight").split(".")
         for path in weight_files(model)
-        for tensor, form in header_of(path)[0].items()
-        if tensor.endswith(".weight") and len(form["shape"]) == 2
+        for tensor, shape in shapes_of(path).items()
+        if tensor.endswith(".weight") and len(shape) == 2
     ]
     of_experts = {path[-1] for path in tensors if "experts" in path}
     left_out = of_experts | {"lm_head"} | ({"gate", "router"} if of_experts else set())

@@ -113,9 +113,11 @@ class LoRA:
                         f"adapter.{key} contains {module}, which the model does not have: choose "
                         f"from {', '.join(known)}"
                     )
-        embedding = _tied_embedding(model)
-        tied = {name for name, module in model.named_modules() if module is embedding}
-        tied |= {"lm_head"} if tied else set()
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = set[str]()
+        if head is not None and getattr(head, "weight", 0) is getattr(embedding, "weight", 1):
+            tied = {name for name, module in model.named_modules() if module is embedding}
+            tied.add("lm_head")
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
@@ -143,12 +145,6 @@ def _has_experts(model: PreTrainedModel) -> bool:
         parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
         for name, parameter in model.named_parameters()
     )
-
-
-def _tied_embedding(model: PreTrainedModel) -> nn.Module | None:
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
-    return embedding if tied else None
 
 
 def has_adapter(model: nn.Module) -> bool:

@@ -109,7 +109,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
             f"{group}.revision, or export HF_TOKEN if the model is private"
         ) from error
     except OSError as error:  # the hub is unreachable, or the disk is full
-        reason = reason_of(error, out_of_reach)
+        reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): set {group}.path=<local folder>, or run "
             "once with a network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that "
@@ -155,8 +155,3 @@ def hub_problem() -> str | None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"{constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
     return None
-
-
-def reason_of(error: Exception, problem: str | None) -> str:
-    """Return `problem`, which `hub_problem` returned. If it is None, return `error` in one line."""
-    return problem or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

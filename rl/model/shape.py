@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import header_of, listed_files, weight_files
+from rl.model.folder import listed_files, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -80,10 +80,10 @@ def shape_of(folder: Path) -> Shape | None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     listed = listed_files(folder)  # count only these files, because others may repeat the weights
     counted = sum(
-        math.prod(form["shape"])
+        math.prod(size)
         for path in weight_files(folder)
         if listed is None or path.name in listed
-        for form in header_of(path)[0].values()
+        for size in shapes_of(path).values()
     )
     return shape(config, counted or None)
 

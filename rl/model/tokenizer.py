@@ -238,11 +238,7 @@ class PlainParser:
         """Return the stop tokens of generation_config.json, else the tokenizer's eos_token."""
         return list(self._stops)
 
-    def parse_response(
-        self,
-        token_ids: list[int],
-        **_: Any,
-    ) -> ParsedResponse:
+    def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
         """Return the whole text, without special tokens, as the content of the message."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return ParsedResponse(content=text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape
-from rl.placement.memory import Bytes, Need, row_bytes, trainer_need, utilization, vllm_need
+from rl.placement.memory import Bytes, Need, trainer_need, utilization, vllm_need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
@@ -122,10 +122,11 @@ def _cache_gib(run: Run, shape: Shape) -> int:
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
+        row = shape.row_bytes(run.max_seq_len, run.model.dtype)
         raise ConfigError(
             [
                 f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
-                f"max_seq_len={run.max_seq_len} need {row_bytes(run, shape) / GIB:.1f} GiB: set "
+                f"max_seq_len={run.max_seq_len} need {row / GIB:.1f} GiB: set "
                 f"inference.cpu_kv_cache_gib={needed} or null, or lower max_seq_len"
             ]
         )

@@ -99,7 +99,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     pushed = _pushed(run, shape) if first else 0.0
     if not on_gpu:
         # A model without weights is initialised in float32 at the start and then converted.
-        spare = _initialised(run, shape) - sum(compute.values())
+        initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
+        spare = initialised - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded(run, compute)
@@ -116,7 +117,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * number_bytes(run))
     if on_gpu:
-        row = row_bytes(run, shape) / group
+        row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # the smallest cache
         # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
@@ -130,11 +131,6 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         device={},
         host={"runtime": runtime, "weights": weights * _VLLM_WEIGHTS_ON_CPU, "key-values": cache},
     )
-
-
-def row_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of the keys and values of one full row, the smallest cache for vLLM."""
-    return float(shape.row_bytes(run.max_seq_len, run.model.dtype))
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
@@ -230,11 +226,6 @@ def _pushed(run: Run, shape: Shape) -> float:
         return float(trained * number_bytes(run))
     merged = whole if trained < shape.parameters else 0.0
     return merged + whole
-
-
-def _initialised(run: Run, shape: Shape) -> float:
-    """Return the float32 bytes of a model that the trainer initialises, or 0 for other models."""
-    return 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
 
 
 def _offloaded(run: Run, compute: Bytes) -> Bytes:

@@ -41,7 +41,11 @@ def changed_code(run_folder: RunFolder) -> list[str]:
     """Return the names of the files that are gone or differ from the newest copies."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copies = (copy for folder in newest for copy in _copies(folder))
-    return [printable(name) for name, copy in copies if _differs(name, copy)]
+    return [
+        printable(name)
+        for name, copy in copies
+        if not ((file := _found(name)) and filecmp.cmp(file, copy, shallow=False))
+    ]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
@@ -74,8 +78,3 @@ def _found(name: str | Path) -> Path | None:
 
 def _bases() -> tuple[Path, ...]:
     return ROOT, Path.cwd(), Path("/")
-
-
-def _differs(name: str, copy: Path) -> bool:
-    file = _found(name)
-    return file is None or not filecmp.cmp(file, copy, shallow=False)

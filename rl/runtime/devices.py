@@ -100,7 +100,10 @@ def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()
-    gpus = [Gpu(row[0], row[1], _bytes(row[2]), row[3]) for row in rows]
+    gpus = [
+        Gpu(index, uuid, int(mib) * _MIB if mib.isdigit() else None, driver)
+        for index, uuid, mib, driver, _ in rows
+    ]
     if not any(row[4] == "Enabled" for row in rows):
         return tuple(gpus)
     # CUDA uses a partitioned GPU only through its partitions.
@@ -117,10 +120,6 @@ def _nvidia_smi(*arguments: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.splitlines()
-
-
-def _bytes(mebibytes: str) -> int | None:
-    return int(mebibytes) * _MIB if mebibytes.isdigit() else None
 
 
 def gpu_memory(names: Sequence[str]) -> int | None:

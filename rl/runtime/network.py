@@ -94,15 +94,12 @@ def own_address(interface: str | None = None) -> str:
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
         except OSError as error:
-            raise RunFailed(_no_address(interface)) from error
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            problem = f"cluster.interface={interface} has no IPv4 address: use one of {there}"
+            if interface is None:
+                problem = f"this host has no default route: set cluster.interface to one of {there}"
+            raise RunFailed(problem) from error
     return socket.inet_ntoa(answer[20:24])
-
-
-def _no_address(interface: str | None) -> str:
-    there = ", ".join(name for _, name in socket.if_nameindex())
-    if interface is None:
-        return f"this host has no default route: set cluster.interface to one of {there}"
-    return f"cluster.interface={interface} has no IPv4 address: use one of {there}"
 
 
 def free_port(address: str) -> int:

@@ -74,17 +74,14 @@ class PrivateFolder:
 
         write_private(self.key, secrets.token_urlsafe(32))
 
-    def read_key(self) -> str | None:
-        """Return the key of this run, None if the run has no key."""
-        return _read(self.key)
+    def read_key(self, *, is_external: bool = False) -> str | None:
+        """Return the key of this run or of the user's servers; None if no key is required."""
+        path = self.servers_key if is_external else self.key
+        return path.read_text() if path.exists() else None
 
     def keep_servers_key(self, key: str) -> None:
         """Store the key of the user's vLLM servers, so that every process can read the key."""
         write_private(self.servers_key, key)
-
-    def read_servers_key(self) -> str | None:
-        """Return the key of the user's vLLM servers, None if the servers require no key."""
-        return _read(self.servers_key)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
@@ -102,7 +99,3 @@ class PrivateFolder:
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
             "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
         }
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None

@@ -33,8 +33,13 @@ class ProcessStatus:
 
     @property
     def phase(self) -> str:
-        """The status text without its progress."""
-        return phase_of(self.doing)
+        """The text before the first ": "."""
+        return self.doing.partition(": ")[0]
+
+    @property
+    def progress(self) -> str:
+        """The text after the first ": "."""
+        return self.doing.partition(": ")[2]
 
 
 class Status:
@@ -50,7 +55,7 @@ class Status:
     def set(self, doing: str) -> None:
         """Set the status text of this process."""
         current = self._current
-        if current is None or current.phase != phase_of(doing):
+        if current is None or current.phase != doing.partition(": ")[0]:
             self._current = ProcessStatus(doing, time.time(), os.getpid())
             self._write(self._current)
         elif doing != self._written_doing:
@@ -111,13 +116,3 @@ def training_is_done(run_folder: RunFolder) -> bool:
     """Return whether rank 0 has the status "done", also after an early end with a checkpoint."""
     trainer = read_statuses(run_folder).get("trainer.rank0")
     return trainer is not None and trainer.phase == "done"
-
-
-def phase_of(doing: str) -> str:
-    """Return the phase of a status text: the text before the first ": "."""
-    return doing.partition(": ")[0]
-
-
-def progress_of(doing: str) -> str:
-    """Return the progress of a status text: the text after the first ": "."""
-    return doing.partition(": ")[2]

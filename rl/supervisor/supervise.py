@@ -41,7 +41,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL, ensure_free, locked
 from rl.runtime.metrics import column, read_metrics, steps_done
 from rl.runtime.start_record import resume_advice
-from rl.runtime.status import STOPPED, progress_of, read_statuses, training_is_done
+from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
@@ -147,7 +147,7 @@ def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit
     """Print the summary, return the mean reward. Raise Stopped or OutOfTime if it ended early."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
-    reason = progress_of(trainer.doing) if trainer else ""
+    reason = trainer.progress if trainer else ""
     if is_cut_short and stop.asked:
         reason = f"max_time={run.max_time} is over" if limit.is_over else STOPPED
     if is_cut_short and reason:

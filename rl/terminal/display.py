@@ -44,7 +44,9 @@ class Display:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        if is_terminal(self.console):
+        # isatty() is checked too, because with FORCE_COLOR rich treats any file as a terminal.
+        console = self.console
+        if console.is_terminal and not console.is_dumb_terminal and console.file.isatty():
             self._live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
         self._is_on = True
         self.update()
@@ -95,9 +97,3 @@ class Display:
     def _print(self, line: str) -> None:
         self.console.file.write(line + "\n")
         self.console.file.flush()
-
-
-def is_terminal(console: Console) -> bool:
-    """Return whether the console is a terminal that can redraw a picture in place."""
-    # isatty() is checked too, because with FORCE_COLOR rich treats any file as a terminal.
-    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

@@ -66,7 +66,11 @@ class Screen(Display):
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
         self._tail, self._warnings = MetricsTail(folder), WarningTail(folder)
-        self._num_saved, self._log = num_saved, StepLog()
+        self._num_saved = num_saved
+        self._row: Row | None = None  # the newest line of metrics that was printed
+        self._printed_at = float("-inf")  # unix seconds of the latest printed step line
+        self._num_lines = 0
+        self._phases = set[tuple[str, str]]()  # (process, phase) pairs that were printed
 
     def read(self) -> None:
         """Read new metrics, statuses and warnings."""
@@ -87,23 +91,10 @@ class Screen(Display):
         return live_panel(self.view, now)
 
     def lines(self, now: float, *, last: bool) -> list[str]:
-        """Return the lines to print now."""
-        return self._log.lines(self.view, now, last=last)
-
-
-class StepLog:
-    """Lines for output that is not a terminal: process phases until step 1, then the steps."""
-
-    def __init__(self) -> None:
-        self._row: Row | None = None  # the newest line of metrics that was printed
-        self._printed_at = float("-inf")  # unix seconds of the latest printed step line
-        self._num_lines = 0
-        self._phases = set[tuple[str, str]]()  # (process, phase) pairs that were printed
-
-    def lines(self, view: RunView, now: float, *, last: bool) -> list[str]:
-        """Return the lines to print now."""
-        if not has_new_step(view):
-            return [] if last else self._phase_lines(view)
+        """Return new lines for a log file: process phases until step 1, then the steps."""
+        view = self.view
+        if not view.rows or (view.rows[-1].get("time") or 0.0) < view.started:  # no new step yet
+            return [] if last else self._phase_lines()
         due = self._num_lines < FIRST_STEPS or now - self._printed_at >= LINE_INTERVAL_S
         if view.rows[-1] is self._row or not (due or last or view.done >= view.max_steps):
             return []
@@ -111,20 +102,15 @@ class StepLog:
         self._num_lines += 1
         return [step_line(view, now)]
 
-    def _phase_lines(self, view: RunView) -> list[str]:
+    def _phase_lines(self) -> list[str]:
         lines = []
-        for process, status in view.statuses.items():
+        for process, status in self.view.statuses.items():
             # Only rank 0 is shown, because all ranks pass through the same phases.
             is_shown = ".rank" not in process or process.endswith(".rank0")
             if is_shown and (process, status.phase) not in self._phases:
                 self._phases.add((process, status.phase))
                 lines.append(f"{time.strftime('%H:%M:%S')} {process}: {status.doing}")
         return lines
-
-
-def has_new_step(view: RunView) -> bool:
-    """Return whether a step was done since the screen opened."""
-    return bool(view.rows) and (view.rows[-1].get("time") or 0.0) >= view.started
 
 
 def step_line(view: RunView, now: float) -> str:

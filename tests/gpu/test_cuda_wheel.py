@@ -99,7 +99,7 @@ def test_every_flag_of_our_command_line_exists(tmp_path):
         dtype="bfloat16", max_seq_len=64, seed=0, adapter=limits, head_dtype="float32"
     )
     addresses = (Address(path=tmp_path / "s"), Address(host="::1", port=1))
-    commands = [server.command(tmp_path, address, **vars(policy)) for address in addresses]
+    commands = [server.command(tmp_path, address, policy) for address in addresses]
     flags = {word[2:] for command in commands for word in command if word.startswith("--")}
     known = set[str]()
     for name in ("engine/arg_utils.py", "entrypoints/*/cli_args.py", "config/*.py"):

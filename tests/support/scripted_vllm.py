@@ -42,19 +42,9 @@ class ScriptedVLLM:
     cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
-    def command(
-        self,
-        model: Path,
-        address: Any,
-        *,
-        dtype: str,
-        max_seq_len: int,
-        seed: int = 0,
-        adapter: Any | None,
-        head_dtype: str | None = None,
-    ) -> list[str]:
+    def command(self, model: Path, address: Any, policy: Any) -> list[str]:
         """Return the command line."""
-        flags = [*("--model", model), *("--max-model-len", max_seq_len)]
+        flags = [*("--model", model), *("--max-model-len", policy.max_seq_len)]
         where = {"uds": address.path} if address.path else {"host": address.host}
         where |= {} if address.path else {"port": address.port}
         flags += [part for name, value in where.items() for part in (f"--{name}", value)]

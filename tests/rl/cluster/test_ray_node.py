@@ -44,7 +44,7 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
 def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):
     log = tmp_path / "logs" / "part.log"
     number = node.start(Start("part", ["sh", "-c", "echo $TMPDIR"], log, {"TMPDIR": "/elsewhere"}))
-    node._children[number]._process.wait()
+    node._host.children[number]._process.wait()
     folder = log.read_text().strip()
     assert os.path.isdir(folder)
     assert node.returncodes() == [0]

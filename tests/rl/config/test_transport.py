@@ -1,9 +1,8 @@
 """Which sender a configuration chooses, and which hosts and policies cannot use it."""
 
-import json
-import struct
-
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from rl.config.build import build
 from rl.config.transport import transport, transport_problems
@@ -79,7 +78,7 @@ def test_vllm_reserves_memory_for_the_adapted_layers_and_never_for_the_head(tmp_
         "model.norm.weight": [4],
         "lm_head.weight": [9, 4],
     }
-    _write_header(tmp_path, shapes)
+    _write_weights(tmp_path, shapes)
     assert linear_layers(tmp_path) == ["q_proj", "up_proj"]
     assert adapter_limits(9, "all-linear", tmp_path) == AdapterLimits(16, ["q_proj", "up_proj"])
     some = ["layers.1.mlp.up_proj", "v_proj"]
@@ -94,10 +93,10 @@ def test_vllm_reserves_no_memory_for_adapters_of_experts_or_of_their_router(tmp_
         f"{layer}.mlp.shared_expert.up_proj.weight": [8, 4],
         f"{layer}.self_attn.q_proj.weight": [4, 4],
     }
-    _write_header(tmp_path, shapes)
+    _write_weights(tmp_path, shapes)
     assert linear_layers(tmp_path) == ["q_proj"]
 
 
-def _write_header(folder, shapes):
-    header = json.dumps({name: {"shape": shape} for name, shape in shapes.items()}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+def _write_weights(folder, shapes):
+    tensors = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")

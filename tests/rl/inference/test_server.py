@@ -137,7 +137,7 @@ def test_a_failed_route_is_reported_with_phase_deadline_and_log(fault, sentence,
 
 def flags(folder: Path, policy: ServedPolicy, **args) -> dict[str, str]:
     server = VLLMServer(**ONE, args=args)
-    return dict(pairwise(server.command(folder, Address(path=folder / "s"), **vars(policy))))
+    return dict(pairwise(server.command(folder, Address(path=folder / "s"), policy)))
 
 
 def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
