@@ -49,7 +49,7 @@ bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md; one alone: p
 baseline: $(STAMP) ## compare the default's learning with the stored curves; ARGS="seed=0,1,2 max_steps=50" is shorter
 	@folder=outputs/sweeps/baseline-$$(date +%Y%m%d-%H%M%S); \
 	    $(BIN)/python train.py --config-dir sweeps --config-name baseline hydra.sweep.dir=$$folder $(ARGS) && \
-	    $(BIN)/python -m lab.report.baseline $$folder $(STORE)
+	    $(BIN)/python -m benchmarks.baseline $$folder $(STORE)
 
 # Its two generations exclude each other, and one needs other versions than our lock, so neither is installed in .venv.
 verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## install both generations of the verifiers library for its tests, outside .venv's packages

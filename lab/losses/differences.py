@@ -9,7 +9,6 @@ only_base, only_arm   share of tokens that only the first, or only the second, l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,15 +53,3 @@ def largest(base: Sequence[Tensor], arm: Sequence[Tensor], count: int) -> list[t
     places = [(number, i) for number, gap in enumerate(gaps) for i in range(len(gap))]
     order = torch.cat(gaps).argsort(descending=True, stable=True)[:count]
     return [places[i] for i in order.tolist()]
-
-
-def by(keys: Tensor, base: Tensor, arm: Tensor) -> dict[int, dict[str, Any]]:
-    """Return key -> number of tokens and mean gradients, for keys [N] such as turns."""
-    return {
-        int(key): {
-            "tokens": int((keys == key).sum()),
-            "base": base[keys == key].mean().item(),
-            "arm": arm[keys == key].mean().item(),
-        }
-        for key in keys.unique()
-    }

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lab.losses.arms import RECORDED, Arm
-from lab.losses.differences import by
 from lab.losses.recorded import RecordedBatch
 from lab.viewer.token_record import pieces
 
@@ -32,18 +31,13 @@ def write_page(
             "name": arm.name,
             "changes": arm.changes,
             "ignored": arm.ignored,
-            "turns": by(
-                torch.cat([batch.tokens.turns for batch in batches]),
-                torch.cat([one.abs() for one in grads[0]]),
-                torch.cat([one.abs() for one in own]),
-            ),
             "rollouts": _rollouts(batches, grads[0], own, tokenizer, arm.name),
         }
         for arm, own in zip(arms[1:], grads[1:], strict=True)
     ]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.losses").joinpath("page.html").read_text())
-    path.write_text(template.render(base=RECORDED, **shown), errors="replace")
+    path.write_text(template.render(**shown), errors="replace")
 
 
 def _rollouts(

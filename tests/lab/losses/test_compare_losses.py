@@ -8,7 +8,7 @@ import torch
 
 from lab.losses.arms import arms_of
 from lab.losses.command import main
-from lab.losses.differences import by, difference, largest
+from lab.losses.differences import difference, largest
 from lab.losses.recorded import recorded_steps, recorded_tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
@@ -130,9 +130,6 @@ def test_a_difference_by_hand():
     assert found.norm == pytest.approx((26 / 14) ** 0.5)
     shares = (found.agree, found.opposite, found.only_base, found.only_arm)
     assert shares == pytest.approx((0.25, 0.25, 0.25, 0.25))
-    assert by(torch.tensor([0, 0, 1, 1, 1]), base, arm)[1] == {
-        "tokens": 3, "base": pytest.approx(-1 / 3), "arm": pytest.approx(-1 / 3),
-    }  # fmt: skip
 
 
 def test_the_largest_differences_are_found_over_all_batches():

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from lab.report import baseline
+from benchmarks import baseline
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import made_arm, write_evaluation
 

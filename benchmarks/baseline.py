@@ -1,6 +1,6 @@
 """Check with stored runs whether the default configuration still learns as well as before.
 
-    python -m lab.report.baseline outputs/sweeps/baseline-... [store]
+    python -m benchmarks.baseline outputs/sweeps/baseline-... [store]
 
 The runs of a sweep and the stored runs are compared as two arms, at the last policy version that
 all runs evaluated. The usual report page is written. The exit status is 1 if the runs of the sweep
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str], file: Path = STORED_AT) -> int:
             return OK
         comparison = compare_with_stored(runs, file)
     except (NothingToCompare, OSError) as error:
-        print(f"no comparison: {error}")  # noqa: T201
+        print(f"no comparison: {error}")
         return NOT_COMPARED
     show(comparison, folder / "baseline.html")
     return IS_WORSE if comparison.others[0].decision == WORSE else OK
