@@ -43,7 +43,8 @@ Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    return [name for name in names if name not in (OWN_PAGE, Path(__file__).stem)]
+    others = (OWN_PAGE, "baseline", Path(__file__).stem)  # baseline compares runs, `make baseline`
+    return [name for name in names if name not in others]
 
 
 def measured(program: str) -> list[Measurement]:

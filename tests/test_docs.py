@@ -72,3 +72,17 @@ def test_the_page_of_benchmarks_equals_the_kept_measurements() -> None:
     text = (DOCS / "benchmarks.md").read_text()
     assert text == page(), "python -m benchmarks.page"
     assert all(f"## {program}\n" in text for program in programs())
+
+
+def test_the_page_of_ideas_names_choices_and_files_that_exist() -> None:
+    text, lab = (DOCS / "ideas.md").read_text(), REPO / "examples" / "my-lab"
+    named = re.findall(r"(?<![\w.])([a-z_]+)=([\w,-]+)", text)
+    groups = [(group, value) for group, value in named if (CONF / group).is_dir()]
+    assert len(groups) > 25
+    for group, values in groups:
+        for value in values.split(","):
+            homes = (CONF, lab / "conf")
+            assert any((home / group / f"{value}.yaml").is_file() for home in homes), (group, value)
+    mine = re.findall(r"`(\w+\.py)` of\s+my-lab", text)
+    assert len(mine) > 8
+    assert all((lab / "my_lab" / name).is_file() for name in mine)
