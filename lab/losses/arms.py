@@ -31,6 +31,7 @@ from losses.groups import ScoredGroup
 from losses.tokens import Tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
+from rl.config.schedules import Schedules, split
 from rl.config.schema import Run
 from rl.config.shipped import CONF
 from rl.dry_call.learn import completed
@@ -61,6 +62,11 @@ class Arm:
         if Learned.of(self.run).compares_distributions:
             raise ValueError(f"{self.name}: this loss compares distributions: it needs the model")
         if not self._same("advantage"):
+            if not Learned.of(self.run).batch_credit_is_neutral:
+                raise ValueError(
+                    f"{self.name}: this arm's batch credit would change new advantages: keep the "
+                    f"run's {self.base.advantage['_target_']}"
+                )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
             if (
                 "estimator" in self.base.critic
@@ -95,13 +101,16 @@ class Arm:
         if not self._same("advantage"):
             tokens = _with_advantages(batch, folder, self.run, self.name)
         weights = batch.weights if self._same("aggregation") else _weights(self.run, batch)
-        token_loss = component(self.run.loss)
-        if hasattr(token_loss, "statistics"):
-            statistics = token_loss.statistics(tokens).double()  # of all tokens, so of the batch
-            token_loss = partial(token_loss, statistics=statistics)
-        objective = Objective(token_loss, build(self.run.correction), kl, self.run.entropy_bonus)
+        schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
+        objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
+        objective = replace(objective, **schedules.options("", batch.step))
+        objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
+        if hasattr(loss, "statistics"):
+            statistics = loss.statistics(tokens).double()  # of all tokens, so of the batch
+            objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
-        beta = beta if self._same("kl") else kl.beta
+        if not self._same("kl"):
+            beta = schedules.options("kl", batch.step).get("beta", kl.beta)
         loss, _ = objective.per_token(tokens, logprobs, tokens.entropies, beta)
         value = (weights.to(loss.dtype) * loss).sum()
         value.backward()
@@ -133,7 +142,7 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
         config = _composed(folder, list(chosen))
         others = config.keys() - {*CHANGEABLE, "run_name"}
         ignored = sorted(key for key in others if config[key] != before.get(key))
-        arms.append(Arm(" ".join(chosen), completed(config), base, tuple(ignored)))
+        arms.append(Arm(" ".join(chosen), completed(split(config)), base, tuple(ignored)))
     return arms
 
 
@@ -170,11 +179,11 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     """Return the token weights [N] by the run's aggregation over the recorded rollouts."""
     rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
-    ids = list(dict.fromkeys(batch.rollout_ids))
-    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in range(len(ids))]
+    groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
+    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in groups]
     by_turn = Learned.of(run).aggregation_takes_turns
     lengths = counts if by_turn else [sum(numbers) for numbers in counts]
-    weights = build(run.aggregation)(lengths, [int(id.split(".")[0]) for id in ids])
+    weights = build(run.aggregation)(lengths, [*groups.values()])
     if not by_turn:
         return torch.tensor(weights)[rollouts]
     pairs = zip(rollouts.tolist(), turns.tolist(), strict=True)
@@ -187,12 +196,11 @@ def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: st
     The rewards are those after truncation and shaping, as the run computed them.
     """
     lines = rollout_lines(folder, batch.step)
-    groups: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for id in dict.fromkeys(batch.rollout_ids):
-        groups[lines[id]["group"]] = []
+    groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
+    trained = {lines[id]["group"] for id in batch.rollout_ids}
     for line in lines.values():
-        if line["group"] in groups:
-            groups[line["group"]].append(line)
+        if line["group"] in trained:
+            groups[line["group"], line.get("role")].append(line)
     advantage, numbers = component(run.advantage), dict[str, Any]()
     for members in groups.values():
         if any(line.get("turn_rewards") for line in members):

@@ -68,7 +68,10 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
 
     places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
     rollouts = torch.tensor([places[row.id] for row in rows])  # [S]
-    groups = torch.tensor([int(row.id.split(".")[0]) for row in rows])  # [S]
+    roles = {id: line.get("role") for id, line in rollout_lines(folder, step).items()}
+    keys = [(row.id.split(".")[0], roles[row.id]) for row in rows]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    groups = torch.tensor([numbers[key] for key in keys])  # [S]
     sources = torch.tensor([_source(row.id) for row in rows])  # [S]
     seen: dict[str, int] = defaultdict(int)  # rollout id -> completion tokens in earlier rows
     positions = []

@@ -2,16 +2,18 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from lab.losses.arms import arms_of
+from lab.losses.arms import _with_advantages, arms_of
 from lab.losses.command import main
 from lab.losses.differences import difference, largest
 from lab.losses.recorded import recorded_steps, recorded_tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
+from rl.config.schedules import split
 from rl.dry_call.learn import completed
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import observation
@@ -28,10 +30,19 @@ ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
 LOSSES = [name for name in ALL if not name.endswith("_topk")]  # those compare distributions
 
 
+def _updated(batch, generator):
+    """Return a micro-batch with the logprobs of an update."""
+    shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
+    old, ref, logprobs = batch.rollout_logprobs + shifts
+    return replace(
+        batch, logprobs=logprobs, old_logprobs=old, ref_logprobs=ref, entropies=shifts[0].abs()
+    )
+
+
 def record_run(path, *overrides):
     """Write the files of a run with one step of two updates and three ranks, without a model."""
     options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
-    run = completed(composed(*options))
+    run = completed(split(composed(*options)))
     folder = RunFolder(path)
     run.save(folder.config)
     command = ["python", "train.py"]
@@ -57,21 +68,23 @@ def record_run(path, *overrides):
     loss = component(run.loss)
     objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
     generator = torch.Generator().manual_seed(0)
-    for rank, share in enumerate(shares):
-        step = StepRecord(replace(share, record_ids=ids))
-        for update in range(UPDATES):
-            for number, micro in enumerate(share.micro_batches):
-                batch = Batch.of(micro, torch.device("cpu"), STEP)
-                shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
-                old, ref, logprobs = batch.rollout_logprobs + shifts
-                batch = replace(batch, old_logprobs=old, ref_logprobs=ref)
-                entropies = shifts[0].abs().requires_grad_()
-                leaves = [logprobs.requires_grad_(), entropies]
-                loss, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
-                grads = torch.autograd.grad(
-                    batch.weighted_sum(loss), leaves, materialize_grads=True
-                )
-                step.observe(update, number, observation(batch, logprobs, loss, grads, metrics))
+    steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
+    for update in range(UPDATES):
+        batches = [
+            (step, number, _updated(Batch.of(micro, torch.device("cpu"), STEP), generator))
+            for step, share in zip(steps, shares, strict=True)
+            for number, micro in enumerate(share.micro_batches)
+        ]
+        if hasattr(loss, "statistics"):
+            total = sum(loss.statistics(batch).double() for _, _, batch in batches)
+            objective = replace(objective, token_loss=partial(loss, statistics=total))
+        for step, number, batch in batches:
+            entropies = batch.entropies.requires_grad_()
+            leaves = [batch.logprobs.requires_grad_(), entropies]
+            losses, metrics = objective.per_token(batch, *leaves, run.kl["beta"])
+            grads = torch.autograd.grad(batch.weighted_sum(losses), leaves, materialize_grads=True)
+            step.observe(update, number, observation(batch, leaves[0], losses, grads, metrics))
+    for rank, step in enumerate(steps):
         step.write(folder, rank)
     return folder
 
@@ -181,3 +194,49 @@ def test_a_run_that_recorded_a_part_of_its_groups_keeps_its_aggregation(tmp_path
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert main([str(tmp_path), "loss=gspo"]) == 2
     assert "is not the folder of a run" in capsys.readouterr().err
+
+
+def schedule(start, end):
+    return f"{{_target_:rl.schedule.linear,start:{start},end:{end},steps:10}}"
+
+
+@pytest.mark.parametrize("key", ["loss.clip_high", "reward.length_penalty", "kl.beta"])
+def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_path):
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    ours = record_run(tmp_path / "ours", f"{key}={schedule(0.0, 4.0)}")
+    theirs = record_run(tmp_path / "theirs", f"{key}=2.0")  # its value at step 5 of 10
+    beta = 2.0 if key == "kl.beta" else 0.0
+    (expected,) = arms_of(theirs, [])
+    batch = recorded_tokens(ours.path, STEP)
+    for arm in arms_of(ours, ["correction=none"]):
+        gradient = arm.gradient(batch, ours, beta)[1]
+        assert torch.equal(gradient, expected.gradient(batch, theirs, beta)[1])
+
+
+def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
+    folder = record_run(tmp_path)
+    with pytest.raises(ValueError, match="batch credit would change new advantages"):
+        arms_of(folder, ["advantage=group_zscore", "loss=reinforce_pp"])
+    _, arm = arms_of(folder, ["loss=reinforce_pp", "advantage=group_mean"])
+    assert arm.changes == ["loss"]
+
+
+def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
+    folder = record_run(tmp_path)
+    lines = [json.loads(line) for line in folder.rollouts_of(STEP).open()]
+    for line in lines:
+        line["role"] = "judge" if line["id"].endswith(".2") else "player"
+    folder.rollouts_of(STEP).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    batch = recorded_tokens(tmp_path, STEP)
+    groups = {}
+    for id, place in zip(batch.rollout_ids, batch.tokens.sequence_ids.unique(), strict=True):
+        where = batch.tokens.sequence_ids == place
+        groups[id] = batch.tokens.group_ids[where].unique().item()
+    assert groups["000001.0"] == groups["000001.1"] != groups["000001.2"]
+    _, arm = arms_of(folder, ["advantage=group_mean", "aggregation=token_mean"])
+    alone = [line["id"] for line in lines if line["role"] == "judge"]
+    seen = _with_advantages(batch, folder, arm.run, "")
+    for id, row in zip(batch.rollout_ids, range(len(batch.rows)), strict=True):
+        if id in alone:
+            assert not seen.advantages[batch.tokens.sequence_ids == row].any()
