@@ -47,4 +47,5 @@ class M2PO:
 
 def _bins(tokens: Tokens) -> Tensor:
     """Return the bin [N] of each token's |log ratio|."""
-    return (log_ratio(tokens.anchor, tokens.logprobs.detach()).abs() / _WIDTH).long()
+    distances = log_ratio(tokens.anchor, tokens.logprobs.detach()).abs()  # [N]
+    return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # NaN has no bin of its own

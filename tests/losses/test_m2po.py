@@ -65,3 +65,8 @@ def test_no_split_and_no_order_changes_the_loss() -> None:
         assert_same(loss(pick(tokens, part), total).loss, expected.loss[part])
     older = replace(tokens, old_logprobs=tokens.rollout_logprobs, rollout_logprobs=tokens.logprobs)
     assert_same(loss(older, loss.statistics(older)).loss, expected.loss)
+
+
+def test_a_nan_of_one_token_reaches_its_loss_so_that_the_step_is_skipped() -> None:
+    tokens = Tokens.by_hand(torch.tensor([math.nan, -1.0]), -torch.ones(2), torch.ones(2))
+    assert loss_of(0.04)(tokens).loss.isnan().tolist() == [True, False]
