@@ -6,13 +6,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rl.config.build import build
-from rl.config.nodes import ModelNode
+from rl.config.initial import initial_checkpoint
 from rl.config.schema import Run, as_config_error
 from rl.config.shipped import SHIPPED
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
 from rl.model.shape import GIB, Shape, shape, shape_of
 from rl.runtime.devices import Host
+from rl.runtime.folder import RunFolder
 from rl.supervisor.resolve import resolve
 
 # Sizes of the models in conf/model, so that their plan needs no download of config.json.
@@ -48,7 +49,7 @@ def show_plan(config: dict[str, Any]) -> str:
     with DryCall([config]) as dry_call:
         dry_call.learned()
     with as_config_error():
-        sizes = _model_shape(resolved.run.model)
+        sizes = _model_shape(resolved.run)
     page = f"{resolved.for_model(sizes)[1]}{_rate_note(resolved.run, sizes)}"
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
@@ -79,8 +80,11 @@ def _imagined_hosts(
     return [host] * hosts
 
 
-def _model_shape(model: ModelNode) -> Shape | None:
-    """Return the sizes of a model. If the model is on the hub, download only its config.json."""
+def _model_shape(run: Run) -> Shape | None:
+    """Return the sizes of the model. If it is on the hub, download only its config.json."""
+    if checkpoint := initial_checkpoint(vars(run)):
+        return shape_of(RunFolder.export_of(checkpoint))
+    model = run.model
     if model.path is None:
         with TemporaryDirectory() as folder:
             return shape_of(build(model)().prepare(Path(folder, "model")))

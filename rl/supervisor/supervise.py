@@ -198,10 +198,10 @@ class _Launch:
 
     def prepared(self, run: Run, compose: Compose) -> Path:
         """Return the folder of the base model. Do its warm start first if it is not cached."""
-        if checkpoint := initial_checkpoint(vars(run)):
-            with as_config_error():
+        with as_config_error():
+            if checkpoint := initial_checkpoint(vars(run)):
                 check_trainable(model := RunFolder.export_of(checkpoint))
-            return model
+                return model
         source = build(run.model)()
         if run.model.warm_start is None:
             return _trainable_model(source, self.run_folder)

@@ -27,7 +27,7 @@ class Alarms:
     def __init__(self, learned: Learned) -> None:
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
-        self._best, self._first = 0.0, None  # best mean reward; mean entropy of the first steps
+        self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
         self._left = dict(_MESSAGES)
 
     def add(self, row: Row) -> None:
@@ -40,11 +40,11 @@ class Alarms:
         means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
         reward, entropy, truncated, spread = means
         best = self._best = max(self._best, reward)
-        first = self._first = entropy if self._first is None else self._first
+        first = self._first = self._first or entropy  # 0 while every step was empty
         found = {
             "no spread": self._needs_spread and spread >= 0.9,
             "instability": reward < best / 2 and best > 0.05,
-            "entropy": entropy < first / 20 and reward < 0.8 * best,
+            "entropy": 0 < entropy < first / 20 and reward < 0.8 * best,
             "length": truncated >= 0.5,
         }
         values = {"best": best, "first": first, "reward": reward, "entropy": entropy}

@@ -3,7 +3,9 @@
 import pytest
 
 from lab.plan import show_plan
-from rl.config.schema import ConfigError
+from rl.config.build import build
+from rl.config.schema import ConfigError, Run
+from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
 
 
@@ -77,3 +79,11 @@ def test_a_cluster_is_planned_as_it_will_be_reserved(tmp_path):
     pretended = show_plan(config | {"hosts": 2, "gpus": 4})
     assert "idle" not in pretended
     assert "vLLM        host " in pretended  # one replica, the default of a cluster
+
+
+def test_the_plan_of_a_run_from_a_checkpoint_has_the_sizes_of_that_checkpoint(tmp_path):
+    parent = RunFolder(tmp_path / "first")
+    wide = composed("model.hidden_size=256")
+    build(Run.of(wide).model)().prepare(parent.export_of(parent.checkpoint(3)))
+    plan = show_plan(composed(f"output_dir={tmp_path}", "run_name=r", "init_from=first"))
+    assert "usual for all of 2." in plan

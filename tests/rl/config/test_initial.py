@@ -1,12 +1,15 @@
 """A run that starts from a checkpoint of another run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl.config.initial import initial_checkpoint
 from rl.config.positions import ADAPTER
+from rl.config.schema import ConfigError, Run
 from rl.runtime.folder import RunFolder
+from rl.supervisor.supervise import _Launch
 from tests.support.composing import changed, composed, only_problem
 
 
@@ -47,3 +50,12 @@ def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     (first.checkpoint(10) / "hf" / ADAPTER).write_text("{}")
     adapter = changed(config, {"init_from": "first"})
     assert "init_from=first: the checkpoint contains only an adapter of " in only_problem(adapter)
+
+
+def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(tmp_path):
+    run = Run.of(composed(f"output_dir={tmp_path}", "init_from=gone", "resume=true"))
+    launch: Any = _Launch(RunFolder(run.folder), *[None] * 4)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        ConfigError, match=r"init_from=gone: the checkpoint is not among steps \[\]"
+    ):
+        launch.prepared(run, None)

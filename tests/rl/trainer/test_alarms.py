@@ -49,6 +49,7 @@ def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, 
         {},
         {"train/entropy": 0.001, "train/reward": 0.9},  # the policy has learned the task
         {"train/reward": None, "train/entropy": float("nan")},
+        {"train/reward": 0.3, "train/entropy": None},  # nothing was trained
     ],
 )
 def test_no_alarm_without_a_problem(row, caplog):
