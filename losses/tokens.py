@@ -12,8 +12,8 @@ step. At e^-20 the lost gradient is negligible. `TokenLoss.ratio_clamped` report
 to the objective.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,19 +64,6 @@ class Tokens:
             "source": zeros,
         }
         return Tokens(logprobs, rollout_logprobs, advantages, **(tokens | others))
-
-    def with_outputs(
-        self, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
-    ) -> Self:
-        """Return what a loss sees: these tokens with the outputs of a forward pass."""
-        return replace(
-            self,
-            logprobs=logprobs,
-            rollout_logprobs=self.rollout_logprobs.to(logprobs.dtype),
-            advantages=self.advantages.to(logprobs.dtype),
-            entropies=entropies.detach(),
-            candidate_logprobs=candidate_logprobs,
-        )
 
     @property
     def anchor(self) -> Tensor:
