@@ -64,9 +64,12 @@ class Run:
 
     def tokens(self, step: int) -> "DataFrame":
         """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
+        from pandas import DataFrame, concat
+
         rows = read_rows(self.folder, step)
-        frame = _frame([{"id": r.id, "row": r.row, "update": r.update, **r.columns} for r in rows])
-        return frame.explode(list(frame.columns[3:]))
+        places = [{"id": row.id, "row": row.row, "update": row.update} for row in rows]
+        frames = [DataFrame(p | row.columns) for p, row in zip(places, rows, strict=True)]
+        return concat([DataFrame(), *frames], ignore_index=True)
 
     @property
     def checkpoint(self) -> Path | None:

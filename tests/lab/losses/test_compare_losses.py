@@ -11,6 +11,7 @@ from lab.losses.arms import _with_advantages, arms_of
 from lab.losses.command import main
 from lab.losses.differences import difference, largest
 from lab.losses.recorded import recorded_steps, recorded_tokens
+from lab.python_api import load_run
 from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.schedules import split
@@ -21,6 +22,7 @@ from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.service import rollout_line
 from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
 from rl.trainer.trained_tokens import StepRecord
 from tests.support.composing import REPO, composed
 from tests.support.forked_groups import forked_groups
@@ -240,3 +242,13 @@ def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
     for id, row in zip(batch.rollout_ids, range(len(batch.rows)), strict=True):
         if id in alone:
             assert not seen.advantages[batch.tokens.sequence_ids == row].any()
+
+
+def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
+    record_run(tmp_path)
+    run = load_run(tmp_path)
+    table = run.tokens(STEP)
+    recorded = read_rows(run.folder, STEP)
+    assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
+    assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
+    assert list(run.tokens(STEP + 1).columns) == []
