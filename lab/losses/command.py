@@ -88,6 +88,8 @@ def _compare(
         for step in steps
         for update in range(num_updates(folder, step))
     ]
+    if not batches:
+        raise ValueError(f"{folder} trained no token in the steps {steps[0]} to {steps[-1]}")
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     results = [
         [arm.gradient(batch, folder, betas.get(batch.step, 0.0)) for batch in batches]

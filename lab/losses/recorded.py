@@ -120,8 +120,8 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 
 
 def num_updates(folder: RunFolder, step: int) -> int:
-    """Return the number of recorded updates of a step."""
-    return 1 + max((row.update for row in read_rows(folder, step)), default=0)
+    """Return the number of recorded updates of a step, 0 if the step trained no token."""
+    return max((row.update + 1 for row in read_rows(folder, step) if row.trained), default=0)
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:

@@ -22,7 +22,7 @@ from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.service import rollout_line
 from rl.runtime.folder import RunFolder
-from rl.runtime.token_files import read_rows
+from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.trainer.trained_tokens import StepRecord
 from tests.support.composing import REPO, composed
 from tests.support.forked_groups import forked_groups
@@ -252,3 +252,14 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
     assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
     assert list(run.tokens(STEP + 1).columns) == []
+
+
+def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
+    folder = record_run(tmp_path)
+    TokenRecord(num_groups=None).write(folder, STEP + 1, forked_groups())
+    write_lines(folder.tokens_of(STEP + 1, "trainer.rank0"), Lines([], [], [], {}, []))
+    assert recorded_steps(folder) == [STEP, STEP + 1]
+    assert main([str(tmp_path)]) == 0
+    assert "2 updates, steps 5 to 5." in capsys.readouterr().out
+    assert main([str(tmp_path), "steps=6"]) == 2
+    assert "trained no token in the steps 6 to 6" in capsys.readouterr().err
