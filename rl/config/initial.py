@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl.config.facts import fact
 from rl.config.positions import ADAPTER
 from rl.runtime.folder import RunFolder, step_of
 
@@ -39,3 +40,9 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
     else:
         if config.get("init_optimizer") and not found:
             yield "init_optimizer=true loads the optimizer of another run: set init_from=<a run>"
+        freezes = fact(config["adapter"]["_target_"], "freezes_base", False)
+        if config.get("init_optimizer") and found and freezes:
+            yield (
+                "init_optimizer=true loads the optimizer of all weights, but an adapter trains "
+                "others: set init_optimizer=false, or use adapter=none"
+            )
