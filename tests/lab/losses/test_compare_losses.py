@@ -81,11 +81,12 @@ def record_run(path, *overrides):
             total = sum(loss.statistics(batch).double() for _, _, batch in batches)
             objective = replace(objective, token_loss=partial(loss, statistics=total))
         for step, number, batch in batches:
-            entropies = batch.entropies.requires_grad_()
-            leaves = [batch.logprobs.requires_grad_(), entropies]
-            losses, metrics = objective.per_token(batch, *leaves, run.kl["beta"])
+            leaves = logprobs, entropies = [batch.logprobs, batch.entropies]
+            for leaf in leaves:
+                leaf.requires_grad_()
+            losses, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
             grads = torch.autograd.grad(batch.weighted_sum(losses), leaves, materialize_grads=True)
-            step.observe(update, number, observation(batch, leaves[0], losses, grads, metrics))
+            step.observe(update, number, observation(batch, logprobs, losses, grads, metrics))
     for rank, step in enumerate(steps):
         step.write(folder, rank)
     return folder
