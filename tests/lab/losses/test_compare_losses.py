@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -26,6 +27,15 @@ from tests.support.forked_groups import forked_groups
 STEP, UPDATES = 5, 2
 ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
 LOSSES = [name for name in ALL if not name.endswith("_topk")]  # those compare distributions
+
+
+def forward(micro, generator):
+    """Return a micro-batch with made-up outputs of a forward pass, old and reference logprobs."""
+    batch = Batch.of(micro, torch.device("cpu"), STEP)
+    shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
+    old, ref, logprobs = batch.rollout_logprobs + shifts
+    outputs = {"logprobs": logprobs, "entropies": shifts[0].abs()}
+    return replace(batch, old_logprobs=old, ref_logprobs=ref, **outputs)
 
 
 def record_run(path, *overrides):
@@ -54,24 +64,26 @@ def record_run(path, *overrides):
         groups, build(run.aggregation), per_turn=by_turn,
         step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
     )  # fmt: skip
-    loss = component(run.loss)
-    objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
+    steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
     generator = torch.Generator().manual_seed(0)
-    for rank, share in enumerate(shares):
-        step = StepRecord(replace(share, record_ids=ids))
-        for update in range(UPDATES):
-            for number, micro in enumerate(share.micro_batches):
-                batch = Batch.of(micro, torch.device("cpu"), STEP)
-                shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
-                old, ref, logprobs = batch.rollout_logprobs + shifts
-                batch = replace(batch, old_logprobs=old, ref_logprobs=ref)
-                entropies = shifts[0].abs().requires_grad_()
-                leaves = [logprobs.requires_grad_(), entropies]
-                loss, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
-                grads = torch.autograd.grad(
-                    batch.weighted_sum(loss), leaves, materialize_grads=True
-                )
-                step.observe(update, number, observation(batch, logprobs, loss, grads, metrics))
+    for update in range(UPDATES):
+        batches = [
+            (step, number, forward(micro, generator))
+            for step, share in zip(steps, shares, strict=True)
+            for number, micro in enumerate(share.micro_batches)
+        ]
+        loss = component(run.loss)
+        if hasattr(loss, "statistics"):
+            sums = torch.stack([loss.statistics(batch).double() for *_, batch in batches]).sum(0)
+            loss = partial(loss, statistics=sums)
+        objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
+        for step, number, batch in batches:
+            logprobs, entropies = batch.logprobs.requires_grad_(), batch.entropies.requires_grad_()
+            value, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
+            leaves = [logprobs, entropies]
+            grads = torch.autograd.grad(batch.weighted_sum(value), leaves, materialize_grads=True)
+            step.observe(update, number, observation(batch, logprobs, value, grads, metrics))
+    for rank, step in enumerate(steps):
         step.write(folder, rank)
     return folder
 
