@@ -110,7 +110,8 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(joined(config))), dict(leaves({**_OLDER, **before}))
+    older = {key: node for key, node in _OLDER.items() if key in config}
+    now, then = dict(leaves(joined(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

@@ -75,8 +75,9 @@ def at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     A configuration without schedules is yielded once, after "".
     """
     config = split(config)
-    schedules, steps = Schedules.of(config), range(config.get("max_steps", 0) + 1)
+    schedules = Schedules.of(config)
     functions = schedules.functions.values()
+    steps = range(config["max_steps"] + 1) if functions else range(0)
     extremes = {extreme(steps, key=f) for f in functions for extreme in (min, max)}
     for step in sorted(extremes):
         yield f"at step {step}: ", changed(config, schedules.values(step))

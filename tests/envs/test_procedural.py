@@ -57,13 +57,13 @@ def make(kind, **changes):
 
 
 def examples(made, split):
-    return made.load(split) if hasattr(made, "load") else made.examples(split)
+    return made.examples(split) if hasattr(made, "examples") else made.load(split)
 
 
 def texts(made, split):
-    if hasattr(made, "load"):
-        return [question.text for question in made.load(split)]
-    return [example.messages[0]["content"] for example in made.examples(split)]
+    if hasattr(made, "examples"):
+        return [example.messages[0]["content"] for example in made.examples(split)]
+    return [question.text for question in made.load(split)]
 
 
 def fresh(made, seed, number):

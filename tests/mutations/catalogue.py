@@ -432,8 +432,8 @@ MUTATIONS = (
         "chosen(result.loss)",
     ),
     Mutation(
-        "player: a hint sees no reward",
-        "rl/sampling/player.py",
+        "finished group: a hint sees no reward",
+        "rl/sampling/finished_group.py",
         "episode.reward = rollout.reward",
         "episode.reward = None",
         "tests/rl/sampling/test_hints.py",

@@ -45,7 +45,11 @@ def test_a_class_can_be_loaded_by_its_import_path():
             {},
             "environment 'reverse-texts' does not exist: did you mean reverse-text",
         ),
-        ("zzz", {}, "environment 'zzz' does not exist: choose one of alphabet-sort, arithmetic, "),
+        (
+            "zzz",
+            {},
+            "environment 'zzz' does not exist: choose one of agent, alphabet-sort, ",
+        ),
         (
             "arithmetic",
             {"max_operant": 3},

@@ -76,7 +76,10 @@ class Run:
         return self.output / self.name
 
     def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "train.py", f"run_name={self.name}", f"output_dir={self.output}"]
+        # The processes of a run import the packages that its interpreter has installed.
+        own = self.tree / ".venv" / "bin" / "python"
+        python = str(own) if own.exists() else sys.executable
+        command = [python, "train.py", f"run_name={self.name}", f"output_dir={self.output}"]
         beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
         beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.Popen(

@@ -42,9 +42,10 @@ class ScriptedVLLM:
     cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
-    def command(self, model: Path, address: Any, policy: Any) -> list[str]:
-        """Return the command line."""
-        flags = [*("--model", model), *("--max-model-len", policy.max_seq_len)]
+    def command(self, model: Path, address: Any, policy: Any = None, **older: Any) -> list[str]:
+        """Return the command line. Older versions give the parts of `policy` by keyword."""
+        longest = policy.max_seq_len if policy else older["max_seq_len"]
+        flags = [*("--model", model), *("--max-model-len", longest)]
         where = {"uds": address.path} if address.path else {"host": address.host}
         where |= {} if address.path else {"port": address.port}
         flags += [part for name, value in where.items() for part in (f"--{name}", value)]

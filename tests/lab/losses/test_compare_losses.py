@@ -32,13 +32,13 @@ ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
 LOSSES = [name for name in ALL if not name.endswith("_topk")]  # those compare distributions
 
 
-def _updated(batch, generator):
-    """Return a micro-batch with the logprobs of an update."""
+def forward(micro, generator):
+    """Return a micro-batch with made-up outputs of a forward pass, old and reference logprobs."""
+    batch = Batch.of(micro, torch.device("cpu"), STEP)
     shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
     old, ref, logprobs = batch.rollout_logprobs + shifts
-    return replace(
-        batch, logprobs=logprobs, old_logprobs=old, ref_logprobs=ref, entropies=shifts[0].abs()
-    )
+    outputs = {"logprobs": logprobs, "entropies": shifts[0].abs()}
+    return replace(batch, old_logprobs=old, ref_logprobs=ref, **outputs)
 
 
 def record_run(path, *overrides):
@@ -67,26 +67,25 @@ def record_run(path, *overrides):
         groups, build(run.aggregation), per_turn=by_turn,
         step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
     )  # fmt: skip
-    loss = component(run.loss)
-    objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
-    generator = torch.Generator().manual_seed(0)
     steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
+    generator = torch.Generator().manual_seed(0)
     for update in range(UPDATES):
         batches = [
-            (step, number, _updated(Batch.of(micro, torch.device("cpu"), STEP), generator))
+            (step, number, forward(micro, generator))
             for step, share in zip(steps, shares, strict=True)
             for number, micro in enumerate(share.micro_batches)
         ]
+        loss = component(run.loss)
         if hasattr(loss, "statistics"):
-            total = sum(loss.statistics(batch).double() for _, _, batch in batches)
-            objective = replace(objective, token_loss=partial(loss, statistics=total))
+            sums = torch.stack([loss.statistics(batch).double() for *_, batch in batches]).sum(0)
+            loss = partial(loss, statistics=sums)
+        objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
         for step, number, batch in batches:
-            leaves = logprobs, entropies = [batch.logprobs, batch.entropies]
-            for leaf in leaves:
-                leaf.requires_grad_()
-            losses, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
-            grads = torch.autograd.grad(batch.weighted_sum(losses), leaves, materialize_grads=True)
-            step.observe(update, number, observation(batch, logprobs, losses, grads, metrics))
+            logprobs, entropies = batch.logprobs.requires_grad_(), batch.entropies.requires_grad_()
+            value, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
+            leaves = [logprobs, entropies]
+            grads = torch.autograd.grad(batch.weighted_sum(value), leaves, materialize_grads=True)
+            step.observe(update, number, observation(batch, logprobs, value, grads, metrics))
     for rank, step in enumerate(steps):
         step.write(folder, rank)
     return folder

@@ -77,7 +77,8 @@ def test_a_missing_key_of_any_choice_is_refused_by_name(choice: str, tmp_path: P
 
 
 def test_a_missing_key_or_group_at_the_top_is_refused_by_name(config: dict[str, Any]) -> None:
-    for key in list(config):
+    # Runs of older versions have no `init_from`, so these keys have defaults.
+    for key in config.keys() - {"init_from", "init_optimizer"}:
         spoilt = {name: value for name, value in config.items() if name != key}
         with pytest.raises(ConfigError) as caught:
             check(spoilt)

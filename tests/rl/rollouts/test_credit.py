@@ -351,6 +351,7 @@ def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path
     run = SimpleNamespace(
         aggregation=chosen("aggregation", "token_mean"),
         record=chosen("record", "none"),
+        batch_credit=chosen("batch_credit", "none"),
         learned=learned(),
     )
     dispatcher = SimpleNamespace(on_rejected=None)

@@ -81,10 +81,11 @@ async def _train(env, order, first, last, state):
     version = LiveVersion(listeners=[env.begin_version])
     chat = RendererChat(SAMPLER, tiny_renderer(), Hashed("", seconds=1.0), 256, version)
     shaping = RewardShaping(normalise_each=False, length_penalty=0.0)
+    credit = GroupCredit(truncation.keep, shaping, group_mean, lambda _: env.reward_weights)
     dispatcher = Dispatcher(
-        play_group=Player(SAMPLER, env, chat).play_group,
+        play_group=Player(SAMPLER, env, chat).play_group_at,
         order=begun(order, env.pools("train"), 0),
-        credit=GroupCredit(truncation.keep, shaping, group_mean, lambda _: env.reward_weights),
+        credit=lambda example, rollouts, version: credit(example, rollouts),
         buffer=FifoBuffer(),
         **{"group_size": SIZE, "groups_per_step": GROUPS, "max_staleness": 0},
         **{"max_concurrent": 64, "step": first, "version": version, "stateful": {"env": env}},

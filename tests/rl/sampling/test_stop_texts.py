@@ -126,7 +126,7 @@ def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
     asked = []
 
     class Template(ScriptedClient):
-        async def tokenize(self, messages, tools):
+        async def tokenize(self, messages, tools, *_):
             asked.append(messages)
             return [1, 2, 3]
 

@@ -260,14 +260,14 @@ def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
     world = World(0, 1)
     sizes = {}
 
-    async def play_group(index, example, group_size):
+    async def play_group(index, example, group_size, version):
         sizes[index] = (0, 1, 2, 5)[index % 4]
         return tuple(made_up_rollout(float(i), 2) for i in range(sizes[index]))
 
     world.dispatcher.play_group = play_group
-    world.dispatcher.credit = GroupCredit(
-        keep, RewardShaping(normalise_each=False, length_penalty=0.0), group_mean, lambda _: {}
-    )
+    shaping = RewardShaping(normalise_each=False, length_penalty=0.0)
+    credit = GroupCredit(keep, shaping, group_mean, lambda _: {})
+    world.dispatcher.credit = lambda example, rollouts, version: credit(example, rollouts)
 
     async def batch():
         running = asyncio.create_task(world.dispatcher.run())

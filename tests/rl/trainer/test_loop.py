@@ -66,6 +66,7 @@ class Rehearsal(loop.TrainingRun):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
         self.run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
         self.run_folder, self.start, self.num_nonfinite = folder, start, 0
+        self.alarms = SimpleNamespace(add=lambda line: None)
         self.settings = self.run.trainer
         self.status = Status(folder, "trainer.rank0")
         self.profiler = None
