@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from renderers import Renderer
 
 from envs.episode import Example
 from envs.protocol import Environment, Pool
@@ -47,9 +46,11 @@ from rl.sampling.watchdog import Watchdog
 
 
 def _expert(
-    run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
+    run: Run, run_folder: RunFolder, sampler: ImitationSampler, env: Environment
 ) -> Callable[..., tuple[Rollout, ...]]:
     """Return a function of a seed and an example, which only selects the environment."""
+    model = build(run.model)()
+    renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
 
     def demonstrate(
         seed: str, example: Example, group_size: int = run.group_size
@@ -71,8 +72,7 @@ def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
-        renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
-        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
+        buffer.demonstrate = _expert(run, run_folder, buffer.demonstrations, env)
     return buffer
 
 
@@ -142,8 +142,7 @@ async def main(run_folder: RunFolder) -> None:
             more = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
-            play_group = _imitating(_expert(run, sampler, env, renderer))
+            play_group = _imitating(_expert(run, run_folder, sampler, env))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
