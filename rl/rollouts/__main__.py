@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from renderers import Renderer
 
 from envs.episode import Example
 from envs.protocol import Environment, Pool
@@ -46,11 +47,9 @@ from rl.sampling.watchdog import Watchdog
 
 
 def _expert(
-    run: Run, run_folder: RunFolder, sampler: ImitationSampler, env: Environment
+    run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
 ) -> Callable[..., tuple[Rollout, ...]]:
     """Return a function of a seed and an example, which only selects the environment."""
-    model = build(run.model)()
-    renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
 
     def demonstrate(
         seed: str, example: Example, group_size: int = run.group_size
@@ -72,7 +71,9 @@ def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
-        buffer.demonstrate = _expert(run, run_folder, buffer.demonstrations, env)
+        model = build(run.model)()
+        renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
     return buffer
 
 
@@ -142,7 +143,8 @@ async def main(run_folder: RunFolder) -> None:
             more = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            play_group = _imitating(_expert(run, run_folder, sampler, env))
+            renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+            play_group = _imitating(_expert(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
