@@ -350,7 +350,6 @@ def test_the_trainer_gets_the_shaped_rewards_and_their_groups():
 def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
     run = SimpleNamespace(
         aggregation=chosen("aggregation", "token_mean"),
-        batch_credit=chosen("batch_credit", "none"),
         record=chosen("record", "none"),
         batch_credit=chosen("batch_credit", "none"),
         learned=learned(),
