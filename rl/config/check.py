@@ -49,11 +49,14 @@ def check(
     """
     with syntax_error_as_config_error(), as_config_error():
         _refuse(list(_schedule_problems(config)))
-        problems: list[str] = []
-        for when, values in at_extremes(config):
-            found = list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
-            problems += [when + problem for problem in found]
-        _refuse(problems)
+        found = {
+            when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
+            for when, values in at_extremes(config)
+        }
+        # A problem at every such step does not depend on the step.
+        always = [p for p in next(iter(found.values())) if all(p in ps for ps in found.values())]
+        steps = [when + p for when, ps in found.items() for p in ps if p not in always]
+        _refuse([*always, *steps])
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:

@@ -38,8 +38,9 @@ class Summary:
     num_scored: int
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
-    passes: dict[int, float]  # k -> pass@k
-    zero_spread: float  # share of examples whose rollouts all have the same reward
+    passes: dict[int, float]  # k -> pass@k, for each role alone
+    # Share of examples, of each role if there are several, whose rollouts have the same reward:
+    zero_spread: float
     mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float  # share of rollouts that a token limit ended
@@ -89,7 +90,12 @@ def summarise(played: Sequence[Played], threshold: float) -> Summary:
 def _summary(played: Sequence[Played], threshold: float) -> Summary:
     rollouts = [rollout for one in played for rollout in one.rollouts]
     groups = [one.rewards for one in played]
-    most = max((len(one.rollouts) for one in played), default=0)
+    # The rollouts of an example in one role. Roles are not compared with each other.
+    of_role = defaultdict[tuple[int, str], list[float | None]](list)
+    for i, one in enumerate(played):
+        for rollout in one.rollouts:
+            of_role[i, rollout.role].append(rollout.reward)
+    compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
     means = rollout_means(rollouts)
     return Summary(
         num_examples=len(played),
@@ -97,8 +103,11 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
         num_scored=sum(map(len, groups)),
         reward=mean(groups),
         reward_standard_error=standard_error(groups),
-        passes={k: pass_at_k(groups, k, threshold) for k in powers_of_two(most)},
-        zero_spread=zero_spread(groups),
+        passes={
+            k: pass_at_k(compared, k, threshold)
+            for k in powers_of_two(max(map(len, of_role.values()), default=0))
+        },
+        zero_spread=zero_spread(compared),
         mean_length=means["mean_length"],
         max_length=int(means["max_length"]),
         truncated=means["truncated"],

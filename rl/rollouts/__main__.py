@@ -71,7 +71,8 @@ def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
-        renderer = load_renderer(run_folder.model(), build(run.model)().renderer)
+        model = build(run.model)()
+        renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
         buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
     return buffer
 

@@ -67,7 +67,8 @@ class FinishedGroup:
         hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
+                if speaker.opened == self.env.opened:  # else the policy itself read a hint
+                    await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:
                 self.log_error(self.env, error := str(failure))

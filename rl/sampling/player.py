@@ -11,11 +11,7 @@ fails gets no reward, its error is counted, and the other rollouts of its group 
 
 import asyncio
 import logging
-from contextlib import (
-    AbstractAsyncContextManager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Self
@@ -165,7 +161,7 @@ class Player:
                 self._log_once(start.env, each.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
-                return replace(rollout, retries=retries), first
+                return rollout, first
             # With opening=None the retry samples a new first turn. The shared one has been used.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
@@ -245,6 +241,7 @@ class Player:
             turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
             role=episode.role,
+            retries=start.seeds.attempt,
         )
         # With score_group, `_score_group` computes the reward, which may need the group's rewards.
         if not error and not env.scores_groups:

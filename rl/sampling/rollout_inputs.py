@@ -31,4 +31,7 @@ class RolloutInputs:
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example
         if hint is not None:
-            self.opened = lambda messages: env.teacher_messages(self.example, env.opened(messages))
+            # A copy, because the episode appends to the list that the environment returns.
+            self.opened = lambda messages: [
+                *env.teacher_messages(self.example, env.opened(messages))
+            ]

@@ -69,6 +69,13 @@ def test_a_schedule_is_refused_with_the_step_or_the_keys(key, node, said, plain)
     assert said in str(caught.value)
 
 
+def test_a_problem_that_no_schedule_causes_is_reported_once_and_without_a_step(plain):
+    with pytest.raises(ConfigError) as caught:
+        check(changed(plain, {"sampler.temperature": LINEAR, "batch_size": 7}))
+    (problem,) = caught.value.problems
+    assert problem.startswith("batch_size=7 is not a multiple of group_size")
+
+
 def test_the_command_line_sets_a_schedule_and_the_saved_configuration_has_it(tmp_path):
     config = composed("evaluation=default", f"sampler.temperature={HOW}", "max_steps=50")
     check(config)

@@ -133,6 +133,15 @@ def played(env: str, *rollouts: Rollout) -> Played:
     return Played(Example(id=0, env=env, messages=[]), rollouts)
 
 
+def test_roles_of_an_example_are_not_compared_with_each_other():
+    """In a zero-sum game one of two roles always wins, which is no second attempt."""
+    game = (rollout(1.0, role="x"), rollout(0.0, role="o"))
+    summary = summarise([played("a", *game), played("a", *game, *game)], threshold=1.0)
+    assert summary.passes == {1: 0.5, 2: 0.5}  # pass@2 of the example with two games
+    assert summary.zero_spread == 1.0  # each role had the same reward in both games
+    assert (summary.reward, summary.num_examples, summary.num_rollouts) == (0.5, 2, 6)
+
+
 def test_a_summary_by_hand():
     summary = summarise(
         [

@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ from envs.episode import Example, StopReason
 from losses.aggregation import token_mean
 from losses.groups import Source
 from rl.records import Credit, Group, RankBatch, Rollout
+from rl.rollouts import __main__ as main
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.mixed_buffer import MixedBuffer
@@ -19,6 +22,8 @@ from rl.rollouts.plan import plan_batch
 from rl.rollouts.service import rollout_line
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
+from tests.support.composing import composed
+from tests.support.scripted import ScriptedEnv, tiny_model
 from tests.support.world import ROW, World
 
 SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
@@ -217,3 +222,24 @@ def test_a_resumed_run_replays_the_groups_of_the_uninterrupted_run(seed):
     resumed = World(seed, 0, rejects=0.2, buffer=mixed(), step=6, state=state).run(14)
     assert content(resumed, 6) == content(whole, 6)
     assert resumed.dispatcher.buffer.metrics() == whole.dispatcher.buffer.metrics()
+
+
+class Showing(ScriptedEnv):
+    """Its expert always answers "yo"."""
+
+    def demonstrations(self, rng):
+        while True:
+            yield [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
+    model = ("model=hf", "model.path=x", "model.renderer=qwen3", "model.max_tokens=32")
+    options = f"model.renderer_options={{enable_thinking: {str(thinks).lower()}}}"
+    config = composed(*model, options, "buffer=demonstrations")
+    nodes = {key: config[key] for key in ("model", "buffer")}
+    run: Any = SimpleNamespace(**nodes, seed=0, group_size=1, max_seq_len=256)
+    folder, env = tiny_model(tmp_path), Showing()
+    made = main._buffer(run, SimpleNamespace(model=lambda: folder), env)
+    (shown,) = made.demonstrate("0", Example(0, env.name, []))
+    assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks

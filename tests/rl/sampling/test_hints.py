@@ -197,6 +197,32 @@ def test_a_hint_sees_the_rewards_of_score_group():
     hints_of(rollouts, "Right: good", "Not good: 2.0")
 
 
+class Fixed(ScriptedEnv):
+    """Return the same list for every attempt."""
+
+    told = [{"role": "user", "content": "hi\n\nSay good."}]  # noqa: RUF012 the test needs one list
+
+    def teacher_messages(self, example, messages, episode=None, group=()):
+        return self.told
+
+
+@pytest.mark.parametrize("env", [ScriptedEnv(), Fixed()])
+@pytest.mark.parametrize("sees", [True, False])
+def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env, sees):
+    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient("bad"), 256, LiveVersion(7))
+    strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
+    names = frozenset({env.name} if sees else ())
+    player = Player(SAMPLER, env, chat, strategy=strategy, hinted_envs=names)
+    plain, *hinted = run_virtually(player.play_group(0, EXAMPLE, 3))
+    micro = micro_batch(plain, *hinted, envs=(env.name,) * 3)
+    for rollout in hinted:
+        assert [m["content"] for m in rollout.messages] == ["hi\n\nSay good.", "bad"]
+        assert rollout.rows[0].token_ids.tolist()[: len(rendered(*HINTED))] == rendered(*HINTED)
+    if sees:
+        assert micro.hinted_token_ids is not None
+        assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
+
+
 class Unhelpful(ScriptedEnv):
     """Fail to make a hint of a bad answer."""
 

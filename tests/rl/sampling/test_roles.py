@@ -1,13 +1,14 @@
 """Several roles of one policy play an episode; each has a rollout of its own."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import Environment
-from tests.support.scripted import ScriptedClient, play
+from tests.support.scripted import SAMPLER, ScriptedClient, play
 
 
 class Talking(Environment):
@@ -98,3 +99,18 @@ def test_rewards_that_compare_a_group_are_refused_with_several_roles():
 
     for rollout in play(changed(score_group=score_group), ScriptedClient("a")):
         assert rollout.error == "score_group cannot compare roles: use score instead"
+
+
+def test_a_repeated_episode_is_counted_for_each_of_its_roles():
+    class Failing(Talking):
+        failures = 1
+
+        async def play(self, episode, speak):
+            await super().play(episode, speak)
+            if self.failures:
+                self.failures -= 1
+                raise RuntimeError("once")
+
+    sampler = replace(SAMPLER, max_retries=2)
+    rollouts = play(Failing(), ScriptedClient("a"), sampler=sampler)
+    assert [(r.role, r.retries, r.error) for r in rollouts] == [("first", 1, ""), ("second", 1, "")]
