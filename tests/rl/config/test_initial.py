@@ -39,11 +39,12 @@ def test_the_parent_of_a_run_is_read_from_its_initial_model(first, tmp_path):
 def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     config = composed(f"output_dir={first.path.parent}", "run_name=second")
     missing = changed(config, {"init_from": "first:7"})
-    assert "init_from=first:7: the checkpoint is not among steps [5, 10] of " in only_problem(
-        missing
-    )
+    said = "init_from=first:7: first has checkpoints only of the steps [5, 10]: name a run "
+    assert said in only_problem(missing)
+    nowhere = only_problem(changed(config, {"init_from": "frist"}))
+    assert f" or {first.path.parent / 'frist'}: name a run " in nowhere
     only = changed(config, {"init_optimizer": True})
     assert only_problem(only).startswith("init_optimizer=true loads the optimizer of another run")
     (first.checkpoint(10) / "hf" / ADAPTER).write_text("{}")
     adapter = changed(config, {"init_from": "first"})
-    assert "init_from=first: the checkpoint contains only an adapter of " in only_problem(adapter)
+    assert f"{first.checkpoint(10)} contains only an adapter: name a run" in only_problem(adapter)
