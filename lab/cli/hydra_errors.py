@@ -58,12 +58,19 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
         return f"{key} is not in the configuration yet: add it with +{key}=..."
     known = known_keys(arguments, primary)
     group, _, name = key.rpartition(".")
+    files = sorted(CONF.glob(f"{group}/*.yaml")) if group else []
+    if owners := [file.stem for file in files if f"\n{name}:" in file.read_text()]:
+        return (
+            f"there is no key {key} with this choice of {group}: {group}={'|'.join(owners)} has it"
+        )
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:
         hint = did_you_mean(name, siblings).replace(" mean ", f" mean {group}.")
         hint = hint or did_you_mean(name, [key for key in known if "." not in key])
         return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
+    if group in known:
+        return f"there is no key {key}: the chosen {group} has no options"
     hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
     return f"there is no key {key}{hint}"
 

@@ -39,7 +39,9 @@ def forest(comparison: Comparison) -> Chart:
                             labelLimit=260))  # fmt: skip
     scale = alt.Scale(domain=list(DECISIONS), range=list(DECISIONS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
-    x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5, title=None))
+    # Vega rounds labels by the range of the axis, so it would label a single score of 0.5 with 1.
+    axis = alt.Axis(tickCount=5, title=None, labelExpr="format(datum.value, '~g')")
+    x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=axis)
     known, own = "isValid(datum.score.low)", "datum.decision == 'baseline'"
     left = alt.layer(
         base.transform_filter(f"{known} && {own}")

@@ -5,16 +5,19 @@ conversations and tokens when the user opens a rollout.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import yaml
 
-from lab.viewer.index import RunIndex
+from lab.viewer.index import Row, RunIndex
 from lab.viewer.rollout_lines import without_surrogates
 from lab.viewer.token_record import tokens_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
+from rl.runtime.token_files import RecordedRow, read_rows
 
 COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
@@ -80,13 +83,28 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     return lines
 
 
-def tokens(index: RunIndex, number: int) -> dict[str, Any]:
-    """Return a rollout's token rows with their training record, or the reason for their absence."""
-    row = index.rows[number]
-    if row.source == "evaluation":
-        return {"rows": [], "why": "evaluations are not trained on, so they have no token record"}
-    options = _loss_options(index)
-    return tokens_of(index.run_folder, row.step, row.id, used=row.used, options=options)
+def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """Return each rollout's token rows with their training record, or the reason for their absence.
+
+    The files of a step are read once: only the lines of a single rollout, or those of all.
+    """
+    options, run = _loss_options(index), index.run_folder
+    only = index.rows[numbers[0]].id if len(numbers) == 1 else None
+
+    @cache
+    def recorded(step: int) -> Mapping[str, list[RecordedRow]]:
+        by_id = defaultdict(list)
+        for row in read_rows(run, step, only):
+            by_id[row.id].append(row)
+        return by_id
+
+    def of(row: Row) -> dict[str, Any]:
+        if row.source == "evaluation":
+            why = "evaluations are not trained on, so they have no token record"
+            return {"rows": [], "why": why}
+        return tokens_of(run, row.step, row.id, recorded, used=row.used, options=options)
+
+    return [of(index.rows[number]) for number in numbers]
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:

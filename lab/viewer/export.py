@@ -103,7 +103,7 @@ def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, A
     return {
         "table": table,
         "rollouts": answers.rollouts(index, numbers),
-        "tokens": [answers.tokens(index, n) for n in numbers],
+        "tokens": answers.tokens(index, numbers),
     }
 
 

@@ -53,7 +53,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         "rollouts": lambda index, query: answers.rollouts(
             index, [int(n) for n in query["n"].split(",") if n]
         ),
-        "tokens": lambda index, query: answers.tokens(index, int(query["n"])),
+        "tokens": lambda index, query: answers.tokens(index, [int(query["n"])])[0],
         "search": lambda index, query: answers.search(index, query["q"]),
     }
 

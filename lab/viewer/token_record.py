@@ -7,6 +7,7 @@ log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier
 """
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.token_files import RecordedRow, read_rows
+from rl.runtime.token_files import RecordedRow
 
 _MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
 _METRIC = "metric_"
@@ -28,17 +29,23 @@ REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
 def tokens_of(
-    run_folder: RunFolder, step: int, identity: str, *, used: bool, options: dict[str, Any]
+    run_folder: RunFolder,
+    step: int,
+    identity: str,
+    read: Callable[[int], Mapping[str, list[RecordedRow]]],
+    *,
+    used: bool,
+    options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
 
-    A row occurs once per update of its batch. `identity` is the rollout's id, and `options` are the
-    numeric options of the loss.
+    A row occurs once per update of its batch. `identity` is the rollout's id, `read` returns the
+    recorded rows of a step by rollout, and `options` are the numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
     try:
-        recorded = read_rows(run_folder, step, identity)
+        recorded = read(step).get(identity)
     except (OSError, ValueError, pa.ArrowException) as error:
         return {"rows": [], "why": f"the token record of step {step} cannot be read: {error}"}
     if not recorded:

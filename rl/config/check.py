@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import InvalidValue, Node, converted
+from rl.config.annotations import InvalidValue, Node, converted, is_node
 from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
@@ -104,7 +104,9 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
             converted(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            problems.append(str(misfit))
+            # A misspelled schedule is not recognised as one, so its own mistake is the real one.
+            inner = _node_problems(node[key], where) if is_node(node[key]) else ()
+            problems += list(inner) or [str(misfit)]
     yield from problems or order_problems(node, path)
 
 

@@ -23,10 +23,14 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
     saved = {step_of(c): c for f in folders for c in RunFolder(f).complete_checkpoints()}
     chosen = saved.get(int(step) if step else max(saved, default=0))
     if chosen is None or (RunFolder.export_of(chosen) / ADAPTER).is_file():
-        lacks = "contains only an adapter" if chosen else f"is not among steps {sorted(saved)}"
+        found = f"{path} has checkpoints only of the steps {sorted(saved)}"
+        if chosen:
+            found = f"{chosen} contains only an adapter"
+        elif not saved:
+            found = f"there is no checkpoint in {' or '.join(dict.fromkeys(map(str, folders)))}"
         raise ValueError(
-            f"init_from={name}: the checkpoint {lacks} of {folders[0]}: name a run that trained "
-            "all weights, and one of its steps (<run>:<step>)"
+            f"init_from={name}: {found}: name a run that trained all weights, and one of its steps "
+            "(<run>:<step>)"
         )
     return chosen
 

@@ -30,6 +30,8 @@ from tests.support.launching import train
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
         (["xyz=3"], "there is no key xyz (python train.py --help lists them all)"),
         (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
+        (["strategy.branchs=2"], "no key strategy.branchs: the chosen strategy has no options"),
+        (["buffer.replay_share=0.5"], "choice of buffer: buffer=demonstrations|replay has it"),
         (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
         (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),

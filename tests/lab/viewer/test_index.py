@@ -45,7 +45,7 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     columns = answers.table(index)["columns"]
     assert {(s, k) for s, k in zip(columns["step"], columns["staleness"], strict=True)} >= {(2, 1)}
     (n,) = answers.rows_with(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
-    rows = answers.tokens(index, n)["rows"]
+    rows = answers.tokens(index, [n])[0]["rows"]
     grads = [abs(x) for row in rows for x in row["grad"] if x is not None]
     assert len(rows) == len(answers.rollouts(index, [n])[0]["messages"]) // 2
     assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
@@ -172,7 +172,7 @@ def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
     (problem,) = answers.table(index)["problems"]
     assert problem.startswith("the token record cannot be read: ")
     (n, *_) = answers.rows_with(index, {"step": "1", "used": "True"})
-    assert "step 1 cannot be read" in answers.tokens(index, n)["why"]
+    assert "step 1 cannot be read" in answers.tokens(index, [n])[0]["why"]
 
 
 def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_path: Path):
@@ -196,4 +196,4 @@ def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
     table = answers.table(index)
     assert table["problems"] == []
     assert table["columns"]["push"] == [None] * 12
-    assert answers.tokens(index, 0)["why"] == NOT_TRAINED
+    assert answers.tokens(index, [0])[0]["why"] == NOT_TRAINED

@@ -9,6 +9,7 @@ import tokenizers
 
 from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
 from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
 from tests.support.viewed_run import TOKENIZER, add_update, copy_run
 
 TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
@@ -21,7 +22,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
-    return tokens_of(run, step, identity, used=used, options={"clip_low": 0.2})
+    def recorded(step: int) -> dict:
+        return {identity: read_rows(run, step, identity)}
+
+    return tokens_of(run, step, identity, recorded, used=used, options={"clip_low": 0.2})
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,11 @@ def plain() -> dict[str, Any]:
         ("batch_size", LINEAR, "batch_size cannot be a schedule, but sampler.temperature, "),
         ("optim.learning_rate", LINEAR, "optim.learning_rate cannot be a schedule, but "),
         ("sampler.temperature", {**LINEAR, "stop": 1}, "stop is not a key of rl.schedule.linear"),
+        (
+            "sampler.temperature",
+            {**LINEAR, "_target_": "rl.schedule.liner"},
+            "did you mean linear?",
+        ),
         ("kl.beta", {"_target_": "rl.schedule.pieces", "values": {2: 1.0}}, "has no step 0"),
     ],
 )
