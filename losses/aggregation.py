@@ -48,7 +48,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return weights [S] that average token sum / `length` over rollouts. arXiv:2503.20783."""
+    """Return weights [S]: divide a rollout's sum by `length`, then average. arXiv:2503.20783."""
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 

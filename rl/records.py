@@ -132,8 +132,8 @@ class Credit:
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The numbers of this rollout that the advantage function compared with those of the others.
-    # None stands for `reward`, or for `advantages` if each turn has one. () means no comparison.
+    # What decides whether the group has a spread: the numbers that were compared with those of the
+    # other rollouts. None: `reward`, or the advantage of each turn. (): nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
     is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0

@@ -50,7 +50,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, is it of \boxed{)
+    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, whether \boxed opened it)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):

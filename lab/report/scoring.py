@@ -171,7 +171,7 @@ def as_range(numbers: Sequence[int]) -> str:
 def mean_scores(
     run: Run, num_judged: int, unscored: Mapping[str, float] | None = None
 ) -> dict[Question, float]:
-    """Return the mean over the judged versions for each question that all these versions scored.
+    """Return the mean score of each question over the judged versions, if all of them have one.
 
     `unscored` is the reward of unscored rollouts in each environment. By default they are left out.
     """

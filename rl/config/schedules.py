@@ -107,7 +107,9 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def applied(self, made: Any, group: str, step: int) -> Any:
-        """Return a function with the options of a step, or the same instance with new attributes.
+        """Give `made`, a partial function or an instance, the scheduled options of a step.
+
+        Return a new partial function, or the same instance with changed attributes.
 
         Raises:
             ValueError: an instance has no attribute with the name of an option.

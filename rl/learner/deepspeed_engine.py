@@ -84,8 +84,8 @@ def start_engine(
     engine.checkpoint_engine = _TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
-        # In stage 0 autograd sums the gradients of the micro-batches, in grad_dtype. The step needs
-        # no more memory, because DeepSpeed would copy the sums to float32 anyway.
+        # Autograd sums the gradients of the micro-batches in grad_dtype, and float32 loses less. It
+        # needs no more memory, because DeepSpeed would copy the sums to float32 for the step.
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32

@@ -27,7 +27,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """The logprobs of the N masked tokens, row by row, without gradient."""
+    """The logprobs of the N tokens at which `Rows.mask` is True, row by row, without gradient."""
 
     logprobs: Tensor  # [N]
     # The K most likely tokens at each of the N positions, or None if K is 0:

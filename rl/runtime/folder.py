@@ -226,8 +226,8 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # A resumed run repeats these evaluations. If the run ends earlier, an old evaluation would
-    # be mistaken for the run's result.
+    # The resumed run repeats these steps. If it ends before it reaches them, a reader must not take
+    # their old tokens and evaluations for its results.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

@@ -161,7 +161,7 @@ class WholeWeightsEngine(_Engine):
                 )
         else:
             _log_once("no parameter is compared: under tensor parallelism each is only a shard")
-        self._received = {}  # releases the mapped file
+        self._received = {}  # frees the tensors, which may be views of a memory-mapped file
 
 
 class AdapterEngine(_Engine):

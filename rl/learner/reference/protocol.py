@@ -80,7 +80,7 @@ class NoReference:
 
 
 def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate scores, and apply `place` to each tensor. Candidates may be None."""
+    """Concatenate scores, without candidates if they have none; `place` moves each result."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(
