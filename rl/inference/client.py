@@ -13,6 +13,7 @@ import msgspec
 
 from rl.inference.completion import (
     AttemptFailed,
+    Choice,
     Completion,
     GenerateAnswer,
     GenerationError,
@@ -247,11 +248,10 @@ class GroupClient:
         body["sampling_params"]["logprobs"] = 0  # the sampled token then tells its version
 
         def read(content: bytes) -> tuple[list[float], int]:
-            answer = msgspec.json.decode(content, type=GenerateAnswer)
-            logprobs = scores_in(msgspec.json.decode(content), token_ids)
-            return logprobs[len(logprobs) - count :], completion_of(answer.choices[0], []).versions[
-                0
-            ]
+            answer = msgspec.json.decode(content)
+            choice = msgspec.convert(answer["choices"][0], Choice)
+            logprobs = scores_in(answer, token_ids)
+            return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
             route = "/inference/v1/generate"

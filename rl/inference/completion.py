@@ -72,7 +72,6 @@ class GenerateAnswer(msgspec.Struct, gc=False):
     """The answer of vLLM's generate route."""
 
     choices: list[Choice]
-    prompt_logprobs: list[dict[int, _Logprob] | None] | None = None
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
