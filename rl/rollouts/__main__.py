@@ -68,11 +68,15 @@ def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
     return play_group
 
 
+def _renderer(run: Run, run_folder: RunFolder) -> Renderer:
+    model = build(run.model)()
+    return load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+
+
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
-        model = build(run.model)()
-        renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+        renderer = _renderer(run, run_folder)
         buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
     return buffer
 
@@ -143,7 +147,7 @@ async def main(run_folder: RunFolder) -> None:
             more = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
-            renderer = load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+            renderer = _renderer(run, run_folder)
             play_group = _imitating(_expert(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
