@@ -14,7 +14,7 @@ from torch import Tensor
 from lab.losses.arms import CHANGEABLE, Arm, arms_of
 from lab.losses.differences import Difference, difference, largest
 from lab.losses.page import write_page
-from lab.losses.recorded import RecordedBatch, num_updates, recorded_steps, recorded_tokens
+from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps
 from lab.viewer.token_record import pieces, tokenizer_of
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder
@@ -83,11 +83,7 @@ def _compare(
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
     arms = arms_of(folder, words)
-    batches = [
-        recorded_tokens(folder.path, step, update)
-        for step in steps
-        for update in range(num_updates(folder, step))
-    ]
+    batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
         raise ValueError(f"{folder} trained no token in the steps {steps[0]} to {steps[-1]}")
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}

@@ -6,7 +6,7 @@ entropies, advantages and token weights. N: tokens that were trained, S: their r
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,26 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
         ValueError: the run has no token record of this step and update.
     """
     folder = RunFolder(Path(path))
-    recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
-    rows = [row for row in recorded if row.trained and row.update == update]
-    if not rows:
+    batches = recorded_batches(folder, step)
+    if not 0 <= update < len(batches):
         raise ValueError(
             f"{folder} has no token record of update {update} of step {step}: train with record=all"
         )
+    return batches[update]
+
+
+def recorded_batches(folder: RunFolder, step: int) -> list[RecordedBatch]:
+    """Return the recorded tokens of each update of a step; [] if the step trained no token."""
+    recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
+    updates = sorted({row.update for row in recorded if row.trained})
+    lines = rollout_lines(folder, step) if updates else {}
+    return [_batch(recorded, lines, step, update) for update in updates]
+
+
+def _batch(
+    recorded: Sequence[RecordedRow], lines: Mapping[str, Mapping[str, Any]], step: int, update: int
+) -> RecordedBatch:
+    rows = [row for row in recorded if row.trained and row.update == update]
     masks = [row.sampled["mask"] for row in rows]
     lengths = [int(mask.sum()) for mask in masks]
     sequence_ids = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))  # [N]
@@ -68,8 +82,7 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
 
     places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
     rollouts = torch.tensor([places[row.id] for row in rows])  # [S]
-    roles = {id: line.get("role") for id, line in rollout_lines(folder, step).items()}
-    keys = [(row.id.split(".")[0], roles[row.id]) for row in rows]
+    keys = [(row.id.split(".")[0], lines[row.id].get("role")) for row in rows]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[key] for key in keys])  # [S]
     sources = torch.tensor([_source(row.id) for row in rows])  # [S]
@@ -117,11 +130,6 @@ def recorded_steps(folder: RunFolder) -> list[int]:
     """Return the steps of which a trainer recorded tokens, in ascending order."""
     names = folder.tokens.glob("step_*.trainer.rank0.parquet")
     return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in names)
-
-
-def num_updates(folder: RunFolder, step: int) -> int:
-    """Return the number of recorded updates of a step, 0 if the step trained no token."""
-    return max((row.update + 1 for row in read_rows(folder, step) if row.trained), default=0)
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
