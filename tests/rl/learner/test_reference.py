@@ -153,8 +153,8 @@ def serve():
         yield start
 
 
-def endpoint(url, folder, max_retries=0, top_k=0):
-    remote = Endpoint(
+def teacher(url, *, max_retries, top_k):
+    return Endpoint(
         url=url,
         model="teacher",
         api_key_variable=None,
@@ -163,6 +163,10 @@ def endpoint(url, folder, max_retries=0, top_k=0):
         top_k=top_k,
         sees_hint=False,
     )
+
+
+def endpoint(url, folder, max_retries=0, top_k=0):
+    remote = teacher(url, max_retries=max_retries, top_k=top_k)
     return remote.start(setting(folder, reads_candidates=top_k > 0))
 
 
@@ -318,15 +322,7 @@ def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
 def test_each_environment_s_rows_are_scored_by_its_own_teacher(serve, folder):
     """ "words" by the server, "maths" by the folder; then both the other way round."""
     url, seen = serve(likeliest=likely(-0.5, -1.5, -2.5))
-    remote = Endpoint(
-        url=url,
-        model="teacher",
-        api_key_variable=None,
-        timeout=10.0,
-        max_retries=0,
-        top_k=3,
-        sees_hint=False,
-    )
+    remote = teacher(url, max_retries=0, top_k=3)
     alone = {
         "remote": started(remote, folder).score([batch()])[0],
         "local": started(frozen(folder), folder).score([batch()])[0],
@@ -354,15 +350,7 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     token_ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, True]])
     rows = Rows(token_ids, mask, ("words", "maths", "words"))
-    remote = Endpoint(
-        url=url,
-        model="teacher",
-        api_key_variable=None,
-        timeout=10.0,
-        max_retries=0,
-        top_k=3,
-        sees_hint=False,
-    )
+    remote = teacher(url, max_retries=0, top_k=3)
     teachers = {"maths": frozen(folder), "words": remote}
     (found,) = PerEnvironment(teachers=teachers).start(setting(folder)).score([rows])
     (local,) = frozen(folder).start(setting(folder)).score([rows])
