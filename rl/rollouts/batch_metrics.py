@@ -16,7 +16,7 @@ from rl.evaluation.summary import (
     zero_spread,
 )
 from rl.records import Group, Rollout
-from rl.rollouts.credit import compared_columns
+from rl.rollouts.compared import compared_columns
 
 _MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward metrics
 

@@ -30,7 +30,8 @@ from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.ranges import NonNegativeFloat
 from rl.config.schema import Run
-from rl.records import Credit, Group, Rollout
+from rl.records import Credit, Rollout
+from rl.rollouts.compared import roles_of
 from rl.runtime.failure import RunFailed
 from rl.runtime.metrics import finite
 
@@ -112,7 +113,7 @@ class GroupCredit:
         """
         credits = {
             role: iter(self._of_role(example, [r for r in rollouts if r.role == role]))
-            for role in _roles(rollouts)
+            for role in roles_of(rollouts)
         }
         return tuple(next(credits[rollout.role]) for rollout in rollouts)
 
@@ -213,10 +214,6 @@ class GroupCredit:
         ]
 
 
-def _roles(rollouts: Sequence[Rollout]) -> list[str]:
-    return list(dict.fromkeys(rollout.role for rollout in rollouts)) or [""]
-
-
 def _require_length(numbers: Any, count: int, what: str, unit: str, owner: str = "group") -> None:
     if len(numbers) != count:
         raise RunFailed(
@@ -259,32 +256,6 @@ def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
         for rollout, reward, named in zip(group.rollouts, rewards, group.named_rewards, strict=True)
     ]
     return replace(group, rewards=rewards, turn_rewards=turns)
-
-
-def compared_columns(group: Group) -> list[list[float]] | None:
-    """Return the numbers that the advantage compared, one list per reward or turn.
-
-    Omit rollouts without a score. Return None if the advantage does not compare rollouts. If the
-    group has several roles, each has its own lists.
-    """
-    pairs = list(zip(group.rollouts, group.credits, strict=False))
-    found = [_columns([c for r, c in pairs if r.role == role]) for role in _roles(group.rollouts)]
-    if all(columns is None for columns in found):
-        return None
-    return [column for columns in found for column in columns or []]
-
-
-def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
-    credits = [credit for credit in credits if credit.reward is not None]
-    by_turn = any(len(credit.advantages) > 1 for credit in credits)
-    rows = [
-        c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)
-        for c in credits
-    ]
-    if rows and not any(rows):
-        return None
-    most = max(map(len, rows), default=1)
-    return [[row[i] for row in rows if i < len(row)] for i in range(most)]
 
 
 def _by_turn(

@@ -6,7 +6,7 @@ from typing import ClassVar
 from rl.config.ranges import NonNegativeFloat
 from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.credit import compared_columns
+from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):

@@ -19,7 +19,8 @@ from rl.inference.client import RequestTally
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
-from rl.rollouts.credit import GroupCredit, RewardShaping, compared_columns
+from rl.rollouts.compared import compared_columns
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import batch_rewards, plan, weighted_rows
 from rl.rollouts.service import RolloutService

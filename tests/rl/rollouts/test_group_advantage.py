@@ -7,7 +7,8 @@ import pytest
 
 from losses.aggregation import token_mean
 from rl.records import Group
-from rl.rollouts.credit import GroupCredit, RewardShaping, compared_columns
+from rl.rollouts.compared import compared_columns
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import weighted_rows
 from rl.rollouts.service import rollout_line
 from rl.rollouts.truncation import keep, zero_reward

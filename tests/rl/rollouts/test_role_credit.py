@@ -11,7 +11,8 @@ from losses.aggregation import prompt_mean
 from rl.records import Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
-from rl.rollouts.credit import GroupCredit, RewardShaping, compared_columns
+from rl.rollouts.compared import compared_columns
+from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import batch_rewards, weighted_rows
 from rl.rollouts.service import rollout_line

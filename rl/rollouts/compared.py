@@ -1,0 +1,36 @@
+"""Which rollouts of a group were compared with each other, and by which numbers. No torch."""
+
+from collections.abc import Sequence
+
+from rl.records import Credit, Group, Rollout
+
+
+def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
+    """Return the roles of a group, in order; only rollouts of one role are compared."""
+    return list(dict.fromkeys(rollout.role for rollout in rollouts)) or [""]
+
+
+def compared_columns(group: Group) -> list[list[float]] | None:
+    """Return the numbers that the advantage compared, one list per reward or turn.
+
+    Omit rollouts without a score. Return None if the advantage does not compare rollouts. If the
+    group has several roles, each has its own lists.
+    """
+    pairs = list(zip(group.rollouts, group.credits, strict=False))
+    found = [_columns([c for r, c in pairs if r.role == role]) for role in roles_of(group.rollouts)]
+    if all(columns is None for columns in found):
+        return None
+    return [column for columns in found for column in columns or []]
+
+
+def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
+    credits = [credit for credit in credits if credit.reward is not None]
+    by_turn = any(len(credit.advantages) > 1 for credit in credits)
+    rows = [
+        c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)
+        for c in credits
+    ]
+    if rows and not any(rows):
+        return None
+    most = max(map(len, rows), default=1)
+    return [[row[i] for row in rows if i < len(row)] for i in range(most)]
