@@ -124,8 +124,14 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
     Raises:
         ValueError: an override changes another key, or a loss is not usable.
     """
-    base = Run.load(folder.config)
-    arms = [Arm(RECORDED, base, base)]
+    try:
+        base = Run.load(folder.config)
+        arms = [Arm(RECORDED, base, base)]
+    except TypeError as error:
+        raise ValueError(
+            f"{folder} is a run of an older version, without options that losses now read: train "
+            "it again, or use the version that wrote it"
+        ) from error
     parsed = OverridesParser.create().parse_overrides(list(words))
     for override in parsed:
         key = override.get_key_element().lstrip("+~").split("@")[0].split(".")[0]

@@ -263,3 +263,11 @@ def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
     assert "2 updates, steps 5 to 5." in capsys.readouterr().out
     assert main([str(tmp_path), "steps=6"]) == 2
     assert "trained no token in the steps 6 to 6" in capsys.readouterr().err
+
+
+def test_a_run_of_an_older_version_is_refused_with_a_sentence(tmp_path, capsys):
+    folder = record_run(tmp_path)
+    before, _, after = folder.config.read_text().partition("strategy:\n")
+    folder.config.write_text(before + after.partition("\n")[2])
+    assert main([str(tmp_path), "loss=gspo"]) == 2
+    assert "is a run of an older version" in capsys.readouterr().err
