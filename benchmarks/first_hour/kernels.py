@@ -76,11 +76,12 @@ def _node(name: str) -> dict[str, Any]:
 
 def _made(node: dict[str, Any]) -> Any:
     """Return the function or the object that a node with a `_target_` describes."""
+    module, _, name = node["_target_"].rpartition(".")
     options = {
         key: _made(value) if isinstance(value, dict) and "_target_" in value else value
         for key, value in node.items()
+        if key != "_target_"
     }
-    module, _, name = options.pop("_target_").rpartition(".")
     target = getattr(import_module(module), name)
     return target(**options) if isinstance(target, type) else partial(target, **options)
 

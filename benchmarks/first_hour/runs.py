@@ -43,8 +43,8 @@ RUNS = {
     "moe-lora": [*SYNC, "model=tiny-moe", "adapter=lora", "sync=shm"],
     "muon": [*SYNC, "optim=muon"],
 }
-FEW = ("cispo", "turns-lora", "zero3")
-WIDTHS = ("float32", "bfloat16")
+IN_BFLOAT16 = ("cispo", "turns-lora", "lora-merged", "moe", "zero2", "zero3")
+FEW = ("cispo", "zero3")
 
 
 def runs(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -54,9 +54,10 @@ def runs(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     """
     output = Path(os.environ.get("OUT", "outputs/first-hour"), "runs").resolve()
     output.mkdir(parents=True, exist_ok=True)
-    names = [(name, width) for width in WIDTHS for name in (FEW if tiny else (*RUNS, *ALIKE))]
-    with ThreadPoolExecutor(2 if device.type == "cpu" else 10) as pool:
-        yield from pool.map(lambda asked: _compared(*asked, output, device), names)
+    names = [(name, "float32") for name in (FEW if tiny else (*RUNS, *ALIKE))]
+    names += [(name, "bfloat16") for name in IN_BFLOAT16 if not tiny or name in FEW]
+    with ThreadPoolExecutor(2 if device.type == "cpu" else 12) as pool:
+        yield from pool.map(lambda asked: _compared(asked[0], asked[1], output, device), names)
 
 
 def _compared(name: str, width: str, output: Path, device: torch.device) -> dict[str, Any]:

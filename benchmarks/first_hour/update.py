@@ -111,23 +111,29 @@ def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
 
 
 def profile(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the operations that take most of the device's time in an update of 0.6B with LoRA."""
-    made, rows, length = config("0.6b", tiny), 8, 32 if tiny else 1024
+    """Yield the kernels that take most of the GPU's time in an update of 4B with LoRA."""
+    made, rows, length = config("4b", tiny), 8, 32 if tiny else 1024
     token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
     mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    for how in ("plain", "compiled"):
-        updater = Updater(made, device, "lora", how)
-        for _ in range(2):
-            updater.step(token_ids, mask)
-        with torch.profiler.profile() as recorded:
-            seconds(lambda: updater.step(token_ids, mask), device, repeats=1)  # noqa: B023
-        events = recorded.key_averages()
-        on_gpu = "device" if device.type == "cuda" else "cpu"
-        time_of = operator.attrgetter(f"self_{on_gpu}_time_total")
-        total = sum(map(time_of, events))
-        for event in sorted(events, key=time_of, reverse=True)[:12]:
-            share = round(time_of(event) / total, 3)
-            yield {"layers": how, "share": share, "calls": event.count, "op": event.key[:60]}
+    updater = Updater(made, device, "lora", "plain")
+    for _ in range(2):
+        updater.step(token_ids, mask)
+    times = kernels(lambda: updater.step(token_ids, mask), device)
+    total = sum(took for took, _, _ in times)
+    for took, name, count in sorted(times, reverse=True)[:15]:
+        yield {"share": round(took / total, 3), "calls": count, "kernel": name[:90]}
+
+
+def kernels(work: Callable[[], object], device: torch.device) -> list[tuple[float, str, int]]:
+    """Return the seconds, the name and the number of calls of each kernel on the device."""
+    with torch.profiler.profile(acc_events=True) as recorded:
+        seconds(work, device, repeats=1)
+    kind = (
+        torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
+    )
+    time_of = operator.attrgetter(f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total")
+    events = [event for event in recorded.key_averages() if event.device_type == kind]
+    return [(time_of(event) / 1e6, event.key, event.count) for event in events]
 
 
 def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -135,8 +141,8 @@ def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, A
     made, rows, length = config(size, tiny), 8, 32 if tiny else 1024
     token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
     mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    for adapter in ("lora", "none"):
-        for how in ("plain", "compiled", "checkpointed"):
+    for how in ("plain", "checkpointed", "compiled"):
+        for adapter in ("lora", "none"):
             line = {"adapter": adapter, "layers": how}
             line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
             try:
@@ -165,7 +171,9 @@ def measured(
     alone = seconds(passes, token_ids.device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
     rate = round(token_ids.numel() / took)
+    busy = sum(took for took, _, _ in kernels(step, token_ids.device)) / took
     speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+    speed["gpu_busy"] = round(busy, 2)
     updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=True)
     step()
     fused = seconds(step, token_ids.device, repeats=5)
