@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.episode import Example, Split
+from envs.messages import Message
 from envs.protocol import Environment
 from rl.evaluation.play import evaluated_line, play
 from rl.evaluation.summary import Played
@@ -17,8 +18,6 @@ from rl.runtime.files import append_line
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 from rl.terminal.progress import Progress
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,8 @@ class Attempt:
     """One rollout of an example with a given system prompt."""
 
     example: Example
-    num_opening: int  # number of messages before the policy's first message
-    record: Record  # the rollout's line in rollouts.jsonl
+    turns: list[Message]  # the conversation from the policy's first message on
+    record: dict[str, Any]  # the rollout's line in rollouts.jsonl
 
     @property
     def reward(self) -> float | None:
@@ -67,9 +66,10 @@ class PromptPlayer:
 
     def play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
         """Sample one rollout per task with the system prompt `prompt`. Return them in order."""
-        for task in tasks:
-            self._env_of(task.example).system_prompt = prompt
-        records: dict[int, Record] = {}
+        envs = [self.player.env.environment_of(task.example) for task in tasks]
+        for env in envs:
+            env.system_prompt = prompt
+        attempts: dict[int, Attempt] = {}
         first = self.progress.done
 
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
@@ -77,7 +77,9 @@ class PromptPlayer:
             rollouts = await self.player.play_group(first + index, example, group_size)
             line = evaluated_line(Played(example, rollouts), rollouts[0])
             key = {"prompt": prompt_fingerprint(prompt), "split": tasks[index].split}
-            records[index] = record = append_line(self.path, {**key, **line})
+            record = append_line(self.path, {**key, **line})
+            num_opening = len(envs[index].opened(example.messages))
+            attempts[index] = Attempt(example, record["messages"][num_opening:], record)
             self.progress.advance(1)
             if record["reward"] is None:
                 self.failures[record["error"]] += 1
@@ -89,14 +91,7 @@ class PromptPlayer:
                 await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
 
         self.runner.run(play_all())
-        attempts = []
-        for i, task in enumerate(tasks):
-            opening = self._env_of(task.example).opened(task.example.messages)
-            attempts.append(Attempt(task.example, len(opening), records[i]))
-        return attempts
-
-    def _env_of(self, example: Example) -> Environment:
-        return self.player.env.environment_of(example)
+        return [attempts[index] for index in range(len(tasks))]
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
@@ -108,14 +103,10 @@ def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
     openings = [env.environment_of(example).opened(example.messages) for example in examples]
     firsts = [messages[0] if messages else {} for messages in openings]
     prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
-    if prompts == {""}:
+    if prompts == {""} or len(prompts) > 1:
+        has = "different system prompts" if len(prompts) > 1 else "no system prompt"
         raise ValueError(
-            f"the environment {env.name!r} has no system prompt from which the search can start: "
-            "set env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
-        )
-    if len(prompts) > 1:
-        raise ValueError(
-            f"the examples of {env.name!r} have {len(prompts)} different system prompts, but the "
-            "search needs one from which to start: set env.system_prompt='...'"
+            f"the environment {env.name!r} has {has}, but the search starts from one: set "
+            "env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
         )
     return prompts.pop()

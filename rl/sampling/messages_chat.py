@@ -37,13 +37,14 @@ class MessagesClient:
     """The client of conf/client/messages.yaml, which explains the options."""
 
     needs_vllm: ClassVar[bool] = False
+    option: ClassVar[str] = "client.url"  # name of the option `url` in error messages
     url: str
     model: str
     api_key_variable: str
     max_retries: NonNegativeInt
 
     def __post_init__(self) -> None:
-        _ = self.endpoint  # raises ValueError at the start if client.base_url is invalid
+        _ = self.endpoint  # raises ValueError at the start if the url is invalid
 
     @property
     def endpoint(self) -> ChatEndpoint:
@@ -53,7 +54,7 @@ class MessagesClient:
             model=self.model,
             api_key_variable=self.api_key_variable,
             max_retries=self.max_retries,
-            option="client.url",
+            option=self.option,
             raises=GenerationError,
         )
 
