@@ -10,7 +10,7 @@ Options in `reflection` of conf/optimize_prompt.yaml select the model:
 import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -27,7 +27,7 @@ _MAX_EMPTY = 4  # this many consecutive answers without a prompt end the search
 
 
 class _EndpointClient(MessagesClient):
-    option = "reflection.base_url"
+    option: ClassVar[str] = "reflection.base_url"
 
 
 @dataclass(frozen=True, kw_only=True)
