@@ -1,18 +1,59 @@
-"""Describes rollouts to the reflection model: query, completion, expected answer and reward."""
+"""The rollouts of a search, and their descriptions for the reflection model."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from envs.episode import Example
+from envs.episode import Example, Split
 from envs.messages import Message, text_of
-from lab.prompts.prompt_player import Attempt
+from envs.protocol import Environment
 
 THINKING = "thinking"
 FIELDS = (
     *("rewards", "turn_rewards", "stop_reason", "turns", "tool_calls", "tool_errors", "tokens"),
     *("generation_time", THINKING),
 )
+
+
+@dataclass(frozen=True)
+class Task:
+    """One example, and the split (train or eval) that it belongs to."""
+
+    split: Split
+    example: Example
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout of an example with a given system prompt."""
+
+    example: Example
+    turns: list[Message]  # the conversation from the policy's first message on
+    record: dict[str, Any]  # the rollout's line in rollouts.jsonl
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None if the rollout has none, because of an error."""
+        return self.record["reward"]
+
+
+def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
+    """Return the system prompt that all examples have, from which the search starts.
+
+    Raises:
+        ValueError: the examples have no system prompt, or different system prompts.
+    """
+    openings = [env.environment_of(example).opened(example.messages) for example in examples]
+    firsts = [messages[0] if messages else {} for messages in openings]
+    prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
+    if prompts == {""} or len(prompts) > 1:
+        has = "different system prompts" if len(prompts) > 1 else "no system prompt"
+        raise ValueError(
+            f"the environment {env.name!r} has {has}, but the search starts from one: set "
+            "env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
+        )
+    return prompts.pop()
 
 
 def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.console import Console
 
 from envs.protocol import Environment
@@ -23,11 +22,10 @@ from lab.evaluation.served import (
     serving_policy,
 )
 from lab.evaluation.settings import PolicySettings
-from lab.prompts.describe import check_columns
+from lab.prompts.describe import Task, check_columns, starting_prompt
 from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
-from lab.prompts.prompt_player import PromptPlayer, Task, starting_prompt
 from lab.prompts.settings import PromptOptimization, checked
-from lab.prompts.teacher import Reflection, ReflectionModel
+from lab.prompts.teacher import Reflection
 from rl.config.build import build
 from rl.config.nodes import ModelNode
 from rl.config.resume_rules import run_folder_problems
@@ -88,8 +86,8 @@ def optimize_prompt(
         except KeyboardInterrupt:
             console.print(again, markup=False, highlight=False, soft_wrap=True)
             raise
-    found, ended = search.candidates, f"{search.ended_by}, {search.player.progress.done} calls"
-    lines = closing_lines(found, ended, search.player.failures, run_folder, overrides, choices)
+    found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
+    lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # no line breaks inside commands, which users copy
     return found[best_of(found)].mean
 
@@ -163,7 +161,6 @@ def _search(
     """Start the servers, and return the finished search."""
     from lab.prompts.search import Search  # late, because importing GEPA takes 0.25 s
 
-    summary = {"config": yaml.safe_load(run_folder.config.read_text())}
     reflection: Reflection = build(settings.reflection)()
     teacher, teacher_folder = _teacher(settings), RunFolder(run_folder.path / "teacher")
     with ExitStack() as stack:
@@ -184,28 +181,20 @@ def _search(
         if teacher is not None:
             setting = chat_setting(teacher, teacher_folder, env)
             client = RendererClient(on_rewrite="fork")
-        setting = replace(setting, sampler=reflection.sampler, has_turns=False)
-        reflecting = connected(client, setting)
+        sampler = reflection.sampler(setting.sampler)
+        reflecting = connected(client, replace(setting, sampler=sampler, has_turns=False))
         if reflection.client is not None:
             runner.run(reflecting.endpoint.check_access(reflecting.client))
         bar = Progress(console, settings.max_calls, "calls", done=_num_played(run_folder))
         progress = stack.enter_context(bar)
-        sampler = build(settings.sampler)()
-        seed = settings.seed if sampler.seeded else None
-        player = Player(sampler, env, policy, seed=seed)
-        reflections = run_folder.path / "reflections.jsonl"
+        seed = settings.seed if policy.sampler.seeded else None
+        player = Player(policy.sampler, env, policy, seed=seed)
 
         def save(candidates: list[Candidate], **more: Any) -> None:
-            number = {"num_calls": progress.done}
-            write_outputs(run_folder.path, candidates, validation, **number, **summary, **more)
+            more |= {"num_calls": progress.done, "config": settings.plain()}
+            write_outputs(run_folder.path, candidates, validation, **more)
 
-        search = Search(
-            settings,
-            PromptPlayer(player, runner, run_folder.evaluated, progress),
-            ReflectionModel(reflecting, runner, reflections, reflection.timeout),
-            save,
-            run_folder.log_of("gepa"),
-        )
+        search = Search(settings, run_folder, player, reflecting, runner, progress, save)
         search.run(start, train, validation)
     save(search.candidates, ended_by=search.ended_by)
     return search

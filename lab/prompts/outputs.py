@@ -6,6 +6,7 @@ pareto_frontier.jsonl   one validation example per line, with its best candidate
 metadata.json           the configuration and the summary
 """
 
+import hashlib
 import json
 import shlex
 from collections import Counter
@@ -18,7 +19,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from lab.evaluation.table import dash_for_nan, error_lines
-from lab.prompts.prompt_player import Task, prompt_fingerprint
+from lab.prompts.describe import Task
 from rl.evaluation.summary import average, standard_error
 from rl.runtime.files import json_line, plain, write_whole
 from rl.runtime.folder import RunFolder
@@ -29,6 +30,11 @@ PROMPT = "system_prompt.txt"
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
 _EVALUATION_FACTOR = 10  # the printed evaluate.py command uses this many times num_val examples
+
+
+def prompt_fingerprint(prompt: str) -> str:
+    """Return a short hash of a prompt, by which result files refer to it."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ import pytest
 
 from envs.episode import Example
 from envs.messages import assistant, tool_call, user
-from lab.prompts.describe import check_columns, describe_rollout
-from lab.prompts.prompt_player import Attempt
+from lab.prompts.describe import Attempt, check_columns, describe_rollout
 
 EXAMPLE = Example(id=0, env="e", messages=[user("who?")], info={"answer": "Ola", "level": 2})
 SYSTEM = {"role": "system", "content": "Search."}

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from envs.episode import Example
+from lab.prompts.describe import Task
 from lab.prompts.outputs import Candidate, best_of, gain, write_outputs
-from lab.prompts.prompt_player import Task
 
 TASKS = [Task("eval", Example(id=i, env="e", messages=[])) for i in (7, 3, 5)]
 

@@ -1,13 +1,12 @@
 """When a prompt becomes a candidate."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 
 from envs.episode import Example
-from lab.prompts.prompt_player import Attempt
+from lab.prompts.describe import Attempt
 from lab.prompts.search import COMPONENT, Search
 
 EXAMPLE = Example(id=0, env="e", messages=[])
@@ -42,4 +41,4 @@ def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(befor
 
 
 def searching() -> Search:
-    return Search(SimpleNamespace(state_columns=[]), None, None, None, Path())
+    return Search(None, None, None, None, None, None, None)
