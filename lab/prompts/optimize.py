@@ -28,7 +28,6 @@ from lab.prompts.settings import PromptOptimization, checked
 from lab.prompts.teacher import Reflection
 from rl.config.build import build
 from rl.config.nodes import ModelNode
-from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import as_config_error
 from rl.evaluation.play import choose_examples
 from rl.model.pretrained import check_length, local_folder
@@ -62,7 +61,7 @@ def optimize_prompt(
     settings = prepared_settings(config, checked)
     console = Console()
     env: Environment = build(settings.env)()
-    with locked_run_folder(settings, run_folder_problems) as run_folder:
+    with locked_run_folder(settings) as run_folder:
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
