@@ -69,7 +69,7 @@ class Tool:
         self._wants_episode = EPISODE in parameters
         described = parse_docstring(inspect.getdoc(function) or "")
         notes = {p.arg_name: p.description for p in described.params if p.description}
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = self._hints = typing.get_type_hints(function, include_extras=True)
         fields = [
             self._field(parameter, hints, notes)
             for parameter in parameters.values()
@@ -120,7 +120,11 @@ class Tool:
     def usage(self) -> str:
         """The signature for error messages, such as `search(query: str, limit: int = 3)`."""
         signature = inspect.signature(self._function)
-        seen = [one for name, one in signature.parameters.items() if name != EPISODE]
+        seen = [
+            parameter.replace(annotation=self._hints[name])
+            for name, parameter in signature.parameters.items()
+            if name != EPISODE
+        ]
         return f"{self.name}{signature.replace(parameters=seen, return_annotation=signature.empty)}"
 
     async def answer(self, arguments: Any, episode: "Episode") -> str:
