@@ -143,7 +143,7 @@ def _teacher(settings: PromptOptimization) -> PolicySettings | None:
         "head_dtype": None,
         "max_seq_len": length,
         "max_tokens": reflection.max_tokens,
-        **dict.fromkeys(("learning_rate", "describe_tools", "warm_start")),  # not used
+        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # for training
     }
     return replace(settings, model=ModelNode.of(model), adapter_path=None, max_seq_len=length)
 
