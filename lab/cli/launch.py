@@ -244,6 +244,17 @@ def own_folder(arguments: list[str]) -> list[str]:
     return [*arguments, f"{_SEARCH_PATH}[file://{here.resolve()}]"]
 
 
+def run_program(
+    function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
+) -> None:
+    """Call a function with the configuration that the command line composes.
+
+    `primary` and `added`: see `explain_hydra_error`.
+    """
+    composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
+    launch(composing(task(function)), primary, added)
+
+
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
 

@@ -1,5 +1,6 @@
 """The table of an evaluation's results for the terminal."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -28,12 +29,15 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     )
     lines.append(Text(passing, "dim"))
     lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
-    lines += [
-        _as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
-        for cause, count in list(summary.errors.items())[:5]
-    ]
+    lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
+
+
+def error_lines(errors: Mapping[str, int]) -> list[Text]:
+    """Return lines with the first errors. `errors`: error text -> number of rollouts."""
+    first = list(errors.items())[:5]
+    return [_as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
 
 
 def _as_text(text: str, style: str = "") -> Text:

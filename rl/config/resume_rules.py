@@ -61,7 +61,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     """Refuse a folder that holds another run, and a resume with other learning options."""
     name, parent = config["run_name"], Path(config["output_dir"])
     run_folder = RunFolder(parent / name)
-    saved = run_folder.config
+    saved, resume = run_folder.config, config.get("resume")
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
     elif not name.isprintable():
@@ -73,17 +73,15 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         )
     elif saved.is_file() and not run_folder.has_results():
         return  # the earlier run made no step, so nothing is lost
-    elif saved.is_file() and not config["resume"]:
-        yield (
-            f"{saved.parent} already holds a run: use resume=true to continue it, or choose "
-            "another run_name"
-        )
-    elif config["resume"] and not saved.is_file():
+    elif saved.is_file() and not resume:
+        how = "use resume=true to continue it, or " if "resume" in config else ""
+        yield f"{saved.parent} already holds a run: {how}choose another run_name"
+    elif resume and not saved.is_file():
         yield (
             f"resume=true, but {saved.parent} holds no run: give run_name=<a folder in {parent}>, "
             "or leave resume out"
         )
-    elif config["resume"]:
+    elif resume:
         yield from changes(config, saved)
 
 

@@ -11,8 +11,9 @@ from renderers import Renderer
 from envs.options import checked_stops
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
-_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+# The values with which a parameter changes nothing.
+NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class PolicySampler:
 
         Parameters at their neutral value are not sent, because OpenAI's API rejects some names.
         """
-        values = {name: getattr(self, name) for name in _NEUTRAL}
-        changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
+        values = {name: getattr(self, name) for name in NEUTRAL}
+        changed = {name: value for name, value in values.items() if value != NEUTRAL[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
         return {"temperature": self.temperature, **changed, **stop}
 

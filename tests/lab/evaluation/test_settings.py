@@ -82,7 +82,7 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             [*HUB, "+client.on_rewrit=fork"],
             "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
         ),
-        ([*HUB, "run_name=../up"], 'run_name="../up" leads outside of'),
+        ([*HUB, "run_name=../up"], 'run_name="../up" names no folder below'),
         (
             [*HUB, "inference=external", "inference.urls=[http://a:1]"],
             "inference=external is only for training: to use a server that already runs, set "
@@ -105,8 +105,9 @@ def test_an_impossible_evaluation_is_refused(
 def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
+    (tmp_path / "mine" / "summary.json").touch()
     problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
-    assert "already contains a run or an evaluation: set another run_name" in problem
+    assert "already holds a run: choose another run_name" in problem
 
 
 @pytest.mark.parametrize(
