@@ -16,9 +16,8 @@
 
 rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
 was not trained: its group was rejected, its rollout was cut off, or all tokens of the step had the
-weight 0. A file has no column for a quantity that the run does not compute. A file without the
-column `update` is from an older version, which recorded the first update only. A file is complete
-or absent. A resumed run that repeats a step replaces the files of that step.
+weight 0. A file has no column for a quantity that the run does not compute. A file is complete or
+absent. A resumed run that repeats a step replaces the files of that step.
 """
 
 import logging
@@ -39,7 +38,6 @@ log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +146,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     except FileNotFoundError:
         return []
     columns = {
-        _RENAMED.get(name, name): table[name].to_pylist()
+        name: table[name].to_pylist()
         if name in ("id", "row", "update")
         else [np.asarray(values.values) for values in table[name]]
         for name in map(str, table.column_names)
