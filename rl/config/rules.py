@@ -55,17 +55,14 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batches(config: Config) -> Iterator[str]:
-    """Check batch_size against group_size and ranks; refuse a buffer that rejects every group."""
-    batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
-    ranks = 1 if ranks is None else ranks  # null means one rank per device, at most batch_size
+    """Require that a batch consists of whole groups."""
+    batch, group = config["batch_size"], config["group_size"]
     if batch % group:
         lower, upper = batch // group * group, (batch // group + 1) * group
         yield (
             f"batch_size={batch} is not a multiple of group_size={group}: use "
             f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
         )
-    if batch < ranks:
-        yield f"batch_size={batch} is below trainer.ranks={ranks}: use trainer.ranks={batch}"
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
@@ -116,11 +113,6 @@ def lengths(config: Config) -> Iterator[str]:
                 f"lower {path}.max_tokens, or raise max_seq_len"
             )
     prompt = value_of(config, "sampler.max_prompt_len")
-    if prompt is not None and prompt >= longest:
-        yield (
-            f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
-            f"{longest}: lower it, raise max_seq_len, or set sampler.max_prompt_len=null"
-        )
     client = config["client"]["_target_"]
     hidden = [] if fact(client, "measures_prompts", True) else [client]
     targets = (node["_target_"] for _, node in nodes(config["env"], "env"))

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import positions_problem
-from rl.model.folder import check_turn_limit, damaged_weights, links_outside, missing_weights
+from rl.model.folder import damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -43,11 +43,6 @@ class PretrainedModel:
     learning_rate: float
     describe_tools: bool
     warm_start: Node | None
-
-    def __post_init__(self) -> None:
-        check_turn_limit(self.max_tokens, self.max_seq_len)
-        if not self.path:
-            raise ValueError("model.path is empty: set it to a local folder or a name on the hub")
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
         """Return the model's folder: model.path, or the download in the hub's cache."""

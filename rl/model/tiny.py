@@ -6,7 +6,6 @@ trainer initialises them from config.json and the run's seed.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,7 +13,6 @@ from typing import Any, ClassVar, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rl.config.annotations import Node
-from rl.model.folder import check_turn_limit
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
@@ -92,45 +90,22 @@ class TinyModel:
     renderer_options: ClassVar[None] = None
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
-    def __post_init__(self) -> None:
-        check_turn_limit(self.max_tokens, self.max_seq_len)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads="
-                f"{self.num_kv_heads}: change one of the two"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"model.head_dim={self.head_dim} is odd: set it to an even number")
-
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder` atomically. Return the folder.
+        """Write config, tokenizer and chat template to `folder`. Return the folder.
 
-        If the folder already contains this model, nothing is written.
+        Files that are there already must be those of this model.
         """
-        files = self._files()
-        if folder.is_dir() and any(folder.iterdir()):
-            self._check_same(folder, files)
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
-            fresh = Path(aside) / "model"
-            fresh.mkdir()
-            for name, content in files.items():
-                (fresh / name).write_text(content, encoding="utf-8")
-            try:
-                fresh.rename(folder)  # `rename` replaces an empty folder and fails for a filled one
-            except OSError:  # another process created the folder first
-                self._check_same(folder, files)
-        return folder
-
-    def _check_same(self, folder: Path, files: dict[str, str]) -> None:
-        for name, content in files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self._files().items():
             path = folder / name
-            if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            if not path.is_file():
+                path.write_text(content, encoding="utf-8")
+            elif path.read_text(encoding="utf-8") != content:
                 raise ValueError(
                     f"{folder} contains another model, because {name} differs: delete {folder}, "
                     "or set another run_name"
                 )
+        return folder
 
     def _architecture(self) -> dict[str, Any]:
         """Return the keys of config.json that only this kind of network has."""
@@ -190,19 +165,6 @@ class TinyMoE(TinyModel):
 
     num_experts: int
     experts_per_token: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token={self.experts_per_token} must be between 1 and num_experts="
-                f"{self.num_experts}"
-            )
-        if self.hidden_size % 32:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of 32, which vLLM needs for "
-                "experts on a CPU: set hidden_size=64 or another multiple"
-            )
 
     def _architecture(self) -> dict[str, Any]:
         return {

@@ -50,10 +50,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "group_size",
     ),
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
-    "more ranks than rollouts": (
-        {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
-        "batch_size=4 is below trainer.ranks=8: use trainer.ranks=4",
-    ),
     "strategy and demonstrations": (
         {
             "strategy": chosen("strategy", "extremes"),
@@ -75,10 +71,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "turn as long as the row": (
         {"sampler.max_tokens": 256},
         "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
-    ),
-    "prompt as long as the row": (
-        {"sampler.max_prompt_len": 256},
-        "sampler.max_prompt_len=256 leaves no room for an answer in max_seq_len=256",
     ),
     "prompts that only the server measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
