@@ -131,8 +131,8 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
-        A metric has one number per token [N], or one number for all tokens. The dry call has checked
-        the shapes (rl/dry_call/tensors.py).
+        A metric has one number per token [N], or one for all tokens. The dry call has checked the
+        shapes (rl/dry_call/tensors.py).
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
