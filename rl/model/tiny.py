@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rl.config.annotations import Node
+from rl.config.shipped import SHIPPED
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
@@ -25,46 +26,7 @@ MARKUP_TOKENS = (
     "<think>",
     "</think>",
 )
-
-# Qwen3's chat format without thinking. It renders the same text as the renderer "qwen3".
-CHAT_TEMPLATE = r"""
-{%- set opening = messages[0] if messages and messages[0].role == 'system' else none %}
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if opening is not none %}{{- opening.content + '\n\n' }}{%- endif %}
-    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
-    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
-    {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
-    {{- '\n</tools>\n\nFor each function call, return a json object with function name and ' }}
-    {{- 'arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": ' }}
-    {{- '<function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
-{%- elif opening is not none %}
-    {{- '<|im_start|>system\n' + opening.content + '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages if message is not sameas opening %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == 'tool' %}
-        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\n' + content }}
-        {%- for call in message.tool_calls or [] %}
-            {%- set function = call.function or call %}
-            {%- if content or not loop.first %}{{- '\n' }}{%- endif %}
-            {{- '<tool_call>\n{"name": "' + function.name + '", "arguments": ' }}
-            {%- if function.arguments is string %}
-                {{- function.arguments }}
-            {%- else %}
-                {{- function.arguments | tojson }}
-            {%- endif %}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
-""".lstrip("\n")
+_TEMPLATE_OF = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +107,8 @@ class TinyModel:
             "pad_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
             "model_max_length": config["max_position_embeddings"],
-            "chat_template": CHAT_TEMPLATE,
+            # Qwen3's format without thinking. It renders the same text as the renderer "qwen3".
+            "chat_template": json.loads(_TEMPLATE_OF.read_text())["chat_template"],
         }
         # Omit temperature and top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
