@@ -17,14 +17,7 @@ from rl.config.facts import fact, is_external, is_imitator
 from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_model_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
-from rl.config.rules import (
-    data_files,
-    lengths,
-    model_folders,
-    output_head,
-    rewards,
-    secret_problems,
-)
+from rl.config.rules import data_files, lengths, output_head, rewards, secret_problems
 from rl.config.schema import Settings
 from rl.runtime.folder import RunFolder
 
@@ -144,7 +137,6 @@ POLICY_RULES: tuple[Rule, ...] = (
     lengths,
     rewards,
     output_head,
-    model_folders,
     data_files,
     _evaluation_problems,
 )

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 
 from rl.config.annotations import Node
-from rl.config.positions import positions_problem
+from rl.config.positions import positions_of
 from rl.model.folder import damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -53,8 +53,11 @@ class PretrainedModel:
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
     """Raise ValueError if max_seq_len exceeds the model's limit. Messages name `group`.path."""
-    if problem := positions_problem(local, max_seq_len, group):
-        raise ValueError(problem)
+    if (longest := positions_of(local)) and max_seq_len > longest:
+        raise ValueError(
+            f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
+            f"use {group}.max_seq_len={longest} or less"
+        )
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:

@@ -18,23 +18,6 @@ def hf(path: Path | str) -> Changes:
     return {"model": node}
 
 
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c"])
-def test_a_local_model_without_a_folder_is_refused(path: str, config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        check(changed(config, hf(path)))
-
-
-def test_a_model_folder_needs_a_config(config: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
-        check(changed(config, hf(tmp_path)))
-    (tmp_path / "config.json").write_text("{}")
-    check(changed(config, hf(tmp_path)))
-
-
-def test_a_name_on_the_hub_is_left_to_the_download(config: dict[str, Any]) -> None:
-    check(changed(config, hf("Qwen/Qwen3-0.6B")))
-
-
 class Folder:
     """The folder of a run with one step."""
 

@@ -260,30 +260,6 @@ def test_the_largest_rank_that_vllm_takes_is_taken():
     assert "is too high" in (adapter_obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
 
 
-def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "teacher"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "tokenizer.json").write_text("{}")
-    problem = only_problem(changed(config, teacher(folder)))
-    assert problem.endswith(r"holds no *.safetensors: copy it there")
-    (folder / "model.safetensors").touch()
-    check(changed(config, teacher(folder)))
-    problem = only_problem(changed(config, teacher(tmp_path / "teecher")))
-    assert "no such folder" in problem
-    assert problem.endswith("did you mean teacher?")
-
-
-def test_a_name_in_a_shipped_folder_is_not_looked_up_on_the_hub(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(REPO)
-    said = "path=models/tiny-wikki: no such folder: did you mean tiny-wiki?"
-    model = {**chosen("model", "tiny-wiki"), "path": "models/tiny-wikki", "max_seq_len": 256}
-    assert only_problem(changed(config, {"model": model})) == f"model.{said}"
-    assert only_problem(changed(config, teacher("models/tiny-wikki"))) == f"reference.{said}"
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
