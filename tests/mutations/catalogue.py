@@ -307,7 +307,7 @@ MUTATIONS = (
     ),
     Mutation(
         "fingerprint: ignores shapes",
-        "rl/weights/fingerprint.py",
+        "rl/weights/memory_file.py",
         "{name}:{tuple(tensor.shape)}:{tensor.dtype};",
         "{name}:{tensor.dtype};",
     ),
