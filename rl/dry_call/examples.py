@@ -6,12 +6,10 @@ This module imports no torch.
 import asyncio
 import inspect
 import itertools
-import pickle
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from random import Random
 from typing import Any
 
@@ -28,6 +26,8 @@ from rl.sampling.strategy import StartedGroup, Strategy, played
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
 _ROUNDS = 3
+# environment node -> result of `read_pools`, for sweeps, whose jobs have the same environment
+POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
@@ -133,14 +133,19 @@ def selects_by_rewards(order: Any, buffer: Any) -> bool:
     )
 
 
-@cache  # for sweeps, whose jobs have the same environment
-def read_pools(node: bytes) -> tuple[list[str], list[Pool] | None]:
-    """Return the problems and training pools of a pickled environment node.
+def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
+    """Return the problems and training pools of an environment, which is read once.
 
     The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
     no problem, because the rollouts process reports missing data when it starts.
     """
-    made, trial = build(pickle.loads(node)), Report()
+    if (key := repr(node)) not in POOLS_CACHE:
+        POOLS_CACHE[key] = _read_pools(node)
+    return POOLS_CACHE[key]
+
+
+def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
+    made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
     def read() -> None:

@@ -63,7 +63,7 @@ def learn(config: Config) -> Learned:
     sampler = config["sampler"]
     count = config["batch_size"] // config["group_size"]
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
-    problems, read = examples.read_pools(pickle.dumps(config["env"]))
+    problems, read = examples.read_pools(config["env"])
     report.problems += problems
     if pools := [pool for pool in read or () if len(pool.examples)]:
         examples.check_order(report, config["order"], pools)
@@ -119,7 +119,7 @@ def _answer(config: Config) -> dict[str, Any]:
     # Repeat the alarm: `Report.calling` records a TimeoutError, and then the dry call goes on.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
-        _, pools = examples.read_pools(pickle.dumps(config["env"]))
+        _, pools = examples.read_pools(config["env"])
         return {"learned": asdict(learn(config)), "read_env": pools is not None}
     except ConfigError as error:
         return {"problems": error.problems}
