@@ -26,7 +26,7 @@ from rl.dry_call.learn import completed
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.runtime.folder import RunFolder
-from rl.weights.memory_file import fingerprint
+from rl.weights.fingerprint import fingerprint
 
 REPO = Path(__file__).parents[1]
 PAGE = REPO / "docs" / "compositions.md"

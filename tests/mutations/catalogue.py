@@ -307,7 +307,7 @@ MUTATIONS = (
     ),
     Mutation(
         "fingerprint: ignores shapes",
-        "rl/weights/memory_file.py",
+        "rl/weights/fingerprint.py",
         "{name}:{tuple(tensor.shape)}:{tensor.dtype};",
         "{name}:{tensor.dtype};",
     ),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl.weights.memory_file import fingerprint
+from rl.weights.fingerprint import fingerprint
 
 torch.set_num_threads(1)
 

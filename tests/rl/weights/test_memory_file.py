@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from rl.weights.memory_file import MemoryFile, fingerprint, read_weights
+from rl.weights.fingerprint import fingerprint
+from rl.weights.memory_file import MemoryFile, read_weights
 
 WEIGHTS = {
     "b.weight": torch.randn(5, 3).bfloat16(),

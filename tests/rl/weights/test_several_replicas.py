@@ -9,7 +9,7 @@ import torch
 
 from rl.inference.routes import VLLMRoutes
 from rl.runtime.failure import RunFailed
-from rl.weights.memory_file import fingerprint
+from rl.weights.fingerprint import fingerprint
 from rl.weights.pusher import NoReceiver, WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, pusher, two_rows
 from tests.support.receiving import SENDERS, opened, refuse, replica
