@@ -18,14 +18,7 @@ from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_model_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.resume_rules import run_folder_problems
-from rl.config.rules import (
-    data_files,
-    lengths,
-    model_folders,
-    output_head,
-    rewards,
-    secret_problems,
-)
+from rl.config.rules import data_files, lengths, output_head, rewards, secret_problems
 from rl.config.schema import Settings
 
 Config = Mapping[str, Any]
@@ -131,7 +124,6 @@ POLICY_RULES: tuple[Rule, ...] = (
     lengths,
     rewards,
     output_head,
-    model_folders,
     data_files,
     _evaluation_problems,
     run_folder_problems,

@@ -7,14 +7,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl.evaluation.summary import Summary, advice
+from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
-    """Return a table of the results, advice, the most frequent errors, and the result files."""
+    """Return a table of the results, the most frequent errors, and the result files."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
@@ -28,7 +28,6 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
         f"a rollout passes with reward >= {threshold:g}; ± is one standard error over examples"
     )
     lines.append(Text(passing, "dim"))
-    lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
     lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)

@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
+from rl.config.limits import NEUTRAL_SAMPLING
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rl.sampling.messages_chat import MessagesClient
-from rl.sampling.sampler import NEUTRAL, PolicySampler
+from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 
@@ -80,7 +81,7 @@ class Reflection:
         """Return the sampling options of the reflection model."""
         return replace(
             of_policy,
-            **NEUTRAL,  # pyright: ignore[reportArgumentType] each value has its type
+            **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its type
             temperature=self.temperature,
             max_tokens=self.max_tokens,
             max_prompt_len=None,

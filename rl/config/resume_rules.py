@@ -4,7 +4,6 @@ One folder holds one run, and resume=true continues it. These rules refuse a res
 differ from those of the first start in a way that changes what the run learns.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from rl.config.schedules import joined
-from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.config.schema import FORMAT
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
@@ -22,7 +21,6 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
 Config = Mapping[str, Any]
-_MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
@@ -49,11 +47,6 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# What a run did that was started before these options existed
-_OLDER = {
-    "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
-    "strategy": {"_target_": "rl.sampling.strategy.Independent"},
-}
 FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 
@@ -66,11 +59,6 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
     elif not name.isprintable():
         yield f"run_name={name!r} contains control characters: choose another run_name"
-    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
-        yield (
-            f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, but a folder's "
-            f"name has at most {_MAX_NAME_BYTES}: choose a shorter run_name"
-        )
     elif saved.is_file() and not run_folder.has_results():
         return  # the earlier run made no step, so nothing is lost
     elif saved.is_file() and not resume:
@@ -95,10 +83,9 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
         return
     if (other := before.pop("format", 1)) != FORMAT:
-        by = f"commit {RESUMES_FORMAT_1}" if other == 1 else "the version that wrote it"
         yield (
-            f"{saved} is of format {other}, which this version cannot resume: use {by}, or start a "
-            "new run"
+            f"{saved} is of format {other}, which this version cannot resume: use the version that "
+            "wrote it, or start a new run"
         )
         return
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
@@ -108,8 +95,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    older = {key: node for key, node in _OLDER.items() if key in config}
-    now, then = dict(leaves(joined(config))), dict(leaves({**older, **before}))
+    now, then = dict(leaves(joined(config))), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

@@ -30,6 +30,7 @@ from rl.config.learned import Learned
 from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run
 from rl.runtime.child import python_module
+from rl.runtime.files import write_whole
 
 _INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
@@ -169,6 +170,4 @@ def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[st
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(content))
-        aside.replace(path)
+        write_whole(path, json.dumps(content))

@@ -1,24 +1,11 @@
 """The token record: Parquet files with values per token, joined by rollout id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
-        id          rollout id, as in rollouts/step_000012.jsonl
-        row         index of the row in the rollout, from 0
-        token_ids   [L] all tokens of the row
-        mask        [L] True where the policy chose the token
-        mu          [L] log mu at sampling; NaN where no policy sampled
-        version     [L] policy version that sampled the token; -1 where no policy did
-        turns       [L] index of the assistant turn, from 0; -1 outside of turns
-
     tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
-        id, row     as above
-        update      index of the update of the batch, from 0 to updates_per_batch - 1
-        pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
-rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
-was not trained: its group was rejected, its rollout was cut off, or all tokens of the step had the
-weight 0. A file has no column for a quantity that the run does not compute. A file without the
-column `update` is from an older version, which recorded the first update only. A file is complete
-or absent. A resumed run that repeats a step replaces the files of that step.
+docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
+rl/learner/observation.py those of the second. A file is complete or absent. A resumed run that
+repeats a step replaces the files of that step.
 """
 
 import logging
@@ -39,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +134,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     except FileNotFoundError:
         return []
     columns = {
-        _RENAMED.get(name, name): table[name].to_pylist()
+        name: table[name].to_pylist()
         if name in ("id", "row", "update")
         else [np.asarray(values.values) for values in table[name]]
         for name in map(str, table.column_names)

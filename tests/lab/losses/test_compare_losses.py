@@ -19,7 +19,7 @@ from rl.learner.objective import Batch, Objective
 from rl.learner.observation import observation
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.trainer.trained_tokens import StepRecord
@@ -51,7 +51,7 @@ def record_run(path, *overrides):
     folder.overrides.write_text(json.dumps(record))
     groups = forked_groups(num_groups=6)
     lines = [
-        {"id": id, **rollout_line(group, rollout, credit, True)}
+        {"id": id, **trained_line(group, rollout, credit, True)}
         for group in groups
         for id, rollout, credit in zip(
             group.rollout_ids, group.rollouts, group.credits, strict=True

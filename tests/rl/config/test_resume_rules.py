@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
@@ -17,23 +16,6 @@ from tests.support.composing import REPO, Changes, changed, chosen, only_problem
 def hf(path: Path | str) -> Changes:
     node = chosen("model", "hf") | {"path": str(path), "max_seq_len": 256, "max_tokens": 32}
     return {"model": node}
-
-
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "./nowhere", "~/nowhere", "a/b/c"])
-def test_a_local_model_without_a_folder_is_refused(path: str, config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="no such folder"):
-        check(changed(config, hf(path)))
-
-
-def test_a_model_folder_needs_a_config(config: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no config\.json"):
-        check(changed(config, hf(tmp_path)))
-    (tmp_path / "config.json").write_text("{}")
-    check(changed(config, hf(tmp_path)))
-
-
-def test_a_name_on_the_hub_is_left_to_the_download(config: dict[str, Any]) -> None:
-    check(changed(config, hf("Qwen/Qwen3-0.6B")))
 
 
 class Folder:
@@ -182,13 +164,6 @@ def test_a_start_that_failed_before_its_first_step_may_be_repeated_with_other_se
         check(changed(config, {"resume": resume}))
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "ü" * 128, "below/" + "y" * 256])
-def test_a_name_that_no_folder_can_have_is_refused(config: dict[str, Any], name: str) -> None:
-    problem = only_problem(changed(config, {"run_name": name}))
-    assert "a folder's name has at most 255: choose a shorter run_name" in problem
-    check(changed(config, {"run_name": "x" * 255}))
-
-
 @pytest.mark.parametrize("name", ["", ".", "./", "..", "/tmp/x", "a/../b", "../../there"])
 def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[str, Any]) -> None:
     problem = only_problem(changed(config, {"run_name": name}))
@@ -204,7 +179,7 @@ def test_a_name_with_control_characters_is_refused(name: str, config: dict[str, 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"seed: 0", "is of format 1, which this version cannot resume: use commit 4df5c0c, or"),
+        (b"seed: 0", "is of format 1, which this version cannot resume: use the version that"),
         *((text, "is damaged") for text in (b"", b"{}", b"max_steps: [", b"[1]", b"\x80")),
     ],
 )
@@ -215,23 +190,3 @@ def test_a_configuration_that_cannot_be_resumed_is_named(
     saved.write_bytes(content)
     problem = only_problem(changed(config, {"resume": True}))
     assert problem.startswith(f"{saved} {said}")
-
-
-@pytest.mark.parametrize(
-    ("group", "new", "old"),
-    [
-        ("batch_credit", "whiten", "rl.rollouts.batch_credit.none"),
-        ("strategy", "branch", "rl.sampling.strategy.Independent"),
-    ],
-)
-def test_a_run_of_an_older_version_resumes_without_a_newer_group_and_with_no_other(
-    group: str, new: str, old: str, config: dict[str, Any]
-) -> None:
-    saved = Folder(config).path / "config.yaml"
-    older = yaml.safe_load(saved.read_text())
-    del older[group]
-    saved.write_text(yaml.safe_dump(older))
-    resumed = {**config, "resume": True}
-    assert not list(run_folder_problems(resumed))
-    (problem,) = run_folder_problems({**resumed, group: chosen(group, new)})
-    assert f"{group}._target_ was {old}" in problem
