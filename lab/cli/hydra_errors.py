@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl.config.resume_rules import leaves
-from rl.config.schema import ConfigError
+from rl.config.schema import RENAMED, ConfigError
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
@@ -52,6 +52,8 @@ def explain_hydra_error(
 
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
     """Return an error message for a key that the chosen files do not define."""
+    if key in RENAMED:
+        return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
         return f"{key} is not in the configuration yet: add it with +{key}=..."
     known = known_keys(arguments, primary)

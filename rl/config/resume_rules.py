@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rl.config.schedules import joined
-from rl.config.schema import FORMAT
+from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
@@ -47,6 +47,11 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
+# What a run did that was started before these options existed
+_OLDER = {
+    "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
+    "strategy": {"_target_": "rl.sampling.strategy.Independent"},
+}
 FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
 
 
@@ -83,9 +88,10 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
         return
     if (other := before.pop("format", 1)) != FORMAT:
+        by = f"commit {RESUMES_FORMAT_1}" if other == 1 else "the version that wrote it"
         yield (
-            f"{saved} is of format {other}, which this version cannot resume: use the version that "
-            "wrote it, or start a new run"
+            f"{saved} is of format {other}, which this version cannot resume: use {by}, or start a "
+            "new run"
         )
         return
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
@@ -95,7 +101,8 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
             "with the changed code by accept_changed_code=true"
         )
-    now, then = dict(leaves(joined(config))), dict(leaves(before))
+    older = {key: node for key, node in _OLDER.items() if key in config}
+    now, then = dict(leaves(joined(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

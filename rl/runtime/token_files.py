@@ -4,7 +4,8 @@
     tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
-rl/learner/observation.py those of the second. A file is complete or absent. A resumed run that
+rl/learner/observation.py those of the second. A file without the column `update` is from an older
+version, which recorded the first update only. A file is complete or absent. A resumed run that
 repeats a step replaces the files of that step.
 """
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +136,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     except FileNotFoundError:
         return []
     columns = {
-        name: table[name].to_pylist()
+        _RENAMED.get(name, name): table[name].to_pylist()
         if name in ("id", "row", "update")
         else [np.asarray(values.values) for values in table[name]]
         for name in map(str, table.column_names)

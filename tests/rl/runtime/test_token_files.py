@@ -85,6 +85,15 @@ def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
     assert gradients == [[rank] * 3 for rank in range(12)]
 
 
+def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
+    (row,) = read_rows(folder, 7)
+    assert row.trained.keys() == {"grad", "candidate_grad"}
+    np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
+
+
 def test_one_rollout_is_read_alone_and_a_missing_file_has_no_rows(tmp_path):
     folder = RunFolder(tmp_path)
     assert read_rows(folder, 7) == []
