@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl.config.check import check
 from rl.config.resume_rules import run_folder_problems
