@@ -6,7 +6,7 @@ from math import inf
 from lab.report.comparison import ArmResult, Comparison
 from lab.report.power import MOST_SEEDS
 from lab.report.scoring import TRAINING, as_range
-from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
+from lab.report.statistics import BETTER, EQUAL, FEWEST_SEEDS, OPEN, UNCLEAR, WORSE
 
 _MOST_CHARACTERS = 110  # three lines on a phone; longer sentences are replaced by counts
 
@@ -17,46 +17,50 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return which arms are better, worse or indistinguishable, or only how many there are."""
+    """Return which arms are better, worse, equal or unclear, or only how many there are."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
-    better, worse, unclear = (
+    groups = [
         sorted(
-            (result for result in comparison.others if result.decision == decision),
+            (result for result in comparison.others if result.decision.startswith(decisions)),
             key=lambda result: -result.difference.value,
         )
-        for decision in (BETTER, WORSE, UNCLEAR)
-    )
-    name, clauses = baseline.arm.name, []
+        for decisions in (BETTER, WORSE, EQUAL, (UNCLEAR, OPEN))
+    ]
+    (better, worse, equal, unclear), name, clauses = groups, baseline.arm.name, []
+    distinguished = " yet" if comparison.smallest_effect else ""
     if better:
         clauses.append(f"{_with_differences(better)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
         clauses.append(f"{_with_differences(worse)} {_are(len(worse))} worse than {name}")
+    if equal:
+        effect = f"within {comparison.smallest_effect:g}"
+        names = _joined([result.arm.name for result in equal])
+        clauses.append(f"{names} {_are(len(equal))} equal to {name} {effect}")
     if unclear:
         names = _joined([result.arm.name for result in unclear])
-        clauses.append(f"{names} cannot be distinguished from {name}")
+        clauses.append(f"{names} cannot be distinguished from {name}{distinguished}")
     texts = [f"{'; '.join(clauses)}."]
-    texts += [_counts((better, worse, unclear), name) for name in (name, "the baseline")]
+    texts += [_counts(groups, name) for name in (name, "the baseline")]
     return next((text for text in texts if len(text) <= _MOST_CHARACTERS), texts[-1])
 
 
 def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
-    """Return how many arms are better, worse and indistinguishable, and the best of them."""
-    better, worse, unclear = map(len, groups)
-    total = better + worse + unclear
-    if not better + worse:
+    """Return how many arms are better, worse, equal and unclear, and the best of them."""
+    numbers = dict(zip(("better", "worse", "equal", "unclear"), map(len, groups), strict=True))
+    total, better = sum(numbers.values()), numbers["better"]
+    if total == numbers["unclear"]:
         arms = "The other arm cannot" if total == 1 else f"None of {total} arms can"
         return f"{arms} be distinguished from {name}."
+    kind = next(word for word, number in numbers.items() if number)
+    than = {"worse": f"worse than {name}", "equal": f"equal to {name}"}.get(kind)
+    text = f"{numbers[kind]} of {total} arms {_are(numbers[kind])} {than}"
     if better:
         best = groups[0][0]
         gain = best.difference.value
         text = f"{better} of {total} arms beat {name}, best {best.arm.name} (by {gain:.3f})"
-        rest = [(worse, "worse"), (unclear, "unclear")]
-    else:
-        text = f"{worse} of {total} arms {_are(worse)} worse than {name}"
-        rest = [(unclear, "unclear")]
-    rest = [f"{number} {_are(number)} {word}" for number, word in rest if number]
+    rest = [f"{n} {_are(n)} {word}" for word, n in numbers.items() if n and word != kind]
     return f"{'; '.join([text, ', '.join(rest)] if rest else [text])}."
 
 
@@ -95,7 +99,7 @@ def basis(comparison: Comparison) -> str:
 def what_is_visible(comparison: Comparison) -> str:
     """Return the smallest visible difference, and the seeds that the observed one needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
-    unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
+    unclear = [r for r in comparison.others if r.decision in (UNCLEAR, OPEN) and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []
     if len(known) < len(unclear):

@@ -54,7 +54,7 @@ def test_arms_are_better_worse_equal_or_open_and_a_decision_stays():
     y[4] += rng.normal(0, 0.2, (8, 1))
     states = decide_arms(scores_of(y), 0, 0.03)
     assert [one.decision for one in states[1:]] == ["better", "worse", "equal", "open"]
-    assert states[4].seeds_needed > 8
+    assert (states[4].seeds_needed or 0) > 8
     later = y.copy()
     later[1, 7] -= 10.0  # one more seed that would change the difference
     assert decide_arms(scores_of(later), 0, 0.03)[1] == states[1]
