@@ -39,6 +39,7 @@ class ArmResult(ScoredArm):
     visible_difference: float
     # per arm if this sweep grows, None if unknown, infinite if no number suffices
     seeds_needed: float | None
+    seeds_expected: float | None  # the same for a difference of 0 or of the smallest effect
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -128,7 +129,8 @@ def compare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"
         )
-    results = _results(scoring, control, num_draws, smallest_effect)
+    num_unscored = len(arms) - len(scoring.arms)
+    results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -139,7 +141,7 @@ def compare(
         baseline=next(result for result in results if result.arm is control),
         smallest_effect=smallest_effect,
         left_out=tuple(left_out),
-        notes=(*notes, *notes_on(scoring, left_out), *_notes(results)),
+        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_notes(results)),
     )
 
 
@@ -161,13 +163,16 @@ class _Tests:
 
 
 def _tests(
-    scores: Sequence[st.Scores], at: int, factors: Sequence[int], smallest_effect: float
+    scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> _Tests:
-    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted."""
+    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted.
+
+    If `effect` is not 0, tests are sequential. `unscored`: the number of arms without scores.
+    """
     spreads = [st.spread_of(one, scores[at]) for one in scores]
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
-    if smallest_effect:
-        states = decide_arms(scores, at, smallest_effect)
+    if effect:
+        states = decide_arms(scores, at, effect, unscored)
         return _Tests(gains, spreads, [nan] * len(scores), states)
     p_values = [
         st.p_value(gain, spread) * factor
@@ -178,7 +183,7 @@ def _tests(
 
 
 def _results(
-    scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float
+    scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float, num_unscored: int
 ) -> list[ArmResult]:
     # Do not change the order of the random draws, because it determines the exact numbers.
     rng, arms = np.random.default_rng(SEED), scoring.arms
@@ -192,10 +197,9 @@ def _results(
     ]
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
-    tests = _tests([one.scores for one in arms], at, factors, smallest_effect)
-    others = [
-        (name, _tests(one, at, factors, smallest_effect)) for name, one in alternatives(scoring)
-    ]
+    rule = (at, factors, smallest_effect, num_unscored)
+    tests = _tests([one.scores for one in arms], *rule)
+    others = [(name, _tests(one, *rule)) for name, one in alternatives(scoring)]
     unclear = st.OPEN if smallest_effect else st.UNCLEAR
     results = []
     for index, one in enumerate(arms):
@@ -212,9 +216,10 @@ def _results(
             undecided_if = next(failing, "")
             decision = unclear if undecided_if else decision
         several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
-        visible, needed = nan, None
+        visible, needed, expected = nan, None, None
         if tests.states:
             visible, needed = difference.high - difference.value, tests.states[index].seeds_needed
+            expected = tests.states[index].seeds_for(smallest_effect)
         elif knows:
             visible = power.visible_difference(spread, num_others * factors[index])
         if knows and not undecided_if and not tests.states:
@@ -235,6 +240,7 @@ def _results(
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
                 visible_difference=visible,
                 seeds_needed=needed,
+                seeds_expected=expected,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
             )
         )

@@ -48,13 +48,14 @@ def headline(comparison: Comparison) -> str:
 
 def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
     """Return how many arms are better, worse, equal and unclear, and the best of them."""
-    numbers = dict(zip(("better", "worse", "equal", "unclear"), map(len, groups), strict=True))
-    total, better = sum(numbers.values()), numbers["better"]
+    words: list[str] = [BETTER, WORSE, EQUAL, "unclear"]
+    numbers = {word: len(group) for word, group in zip(words, groups, strict=True)}
+    total, better = sum(numbers.values()), numbers[BETTER]
     if total == numbers["unclear"]:
         arms = "The other arm cannot" if total == 1 else f"None of {total} arms can"
         return f"{arms} be distinguished from {name}."
     kind = next(word for word, number in numbers.items() if number)
-    than = {"worse": f"worse than {name}", "equal": f"equal to {name}"}.get(kind)
+    than = {WORSE: f"worse than {name}", EQUAL: f"equal to {name}"}.get(kind)
     text = f"{numbers[kind]} of {total} arms {_are(numbers[kind])} {than}"
     if better:
         best = groups[0][0]

@@ -95,25 +95,29 @@ def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
     return np.select([is_equal, low > 0, high < 0], [EQUAL, BETTER, WORSE], OPEN)
 
 
-def decide_arms(scores: Sequence[Scores], at: int, smallest_effect: float) -> list[State]:
-    """Return the state of each arm, compared with arm `at`, as if decided after every seed."""
+def decide_arms(
+    scores: Sequence[Scores], at: int, smallest_effect: float, num_unscored: int = 0
+) -> list[State]:
+    """Return the state of each arm, compared with arm `at`, as if decided after every seed.
+
+    `num_unscored`: the number of further arms, which have no scores yet and are open.
+    """
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
     states = [State(Interval(gain, nan, nan), smallest_effect) for gain in gains]
-    is_open = [i for i, one in enumerate(scores) if i != at and one.resamples_seeds]
+    is_open = [i for i in range(len(scores)) if i != at]
     num_looks = max(one.num_seeds for one in scores) if scores[at].resamples_seeds else 0
     for count in range(FEWEST_SEEDS, num_looks + 1):
         base, num_open = scores[at].first(count), 0
-        looks = {
-            i: (scores[i].first(count), spread_of(scores[i].first(count), base)) for i in is_open
-        }
+        known = [(i, scores[i].first(count)) for i in is_open if scores[i].resamples_seeds]
+        looks = [(i, float(one.y.mean() - base.y.mean()), spread_of(one, base)) for i, one in known]
         while num_open != len(is_open):  # a decision leaves more of ERROR to the other arms
             num_open = len(is_open)
-            for i in is_open:
-                one, spread = looks[i]
-                gain, error = float(one.y.mean() - base.y.mean()), ERROR / num_open
-                half = radius_of(spread, smallest_effect, error)
-                known = Interval(gain, gain - half, gain + half)
-                decision = str(decision_of(known.low, known.high, smallest_effect))
-                states[i] = State(known, smallest_effect, error, decision, spread)
+            for i, gain, spread in looks:
+                if i in is_open:
+                    error = ERROR / (num_open + num_unscored)
+                    half = radius_of(spread, smallest_effect, error)
+                    interval = Interval(gain, gain - half, gain + half)
+                    decision = str(decision_of(interval.low, interval.high, smallest_effect))
+                    states[i] = State(interval, smallest_effect, error, decision, spread)
             is_open = [i for i in is_open if states[i].decision == OPEN]
     return states

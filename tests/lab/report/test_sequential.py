@@ -73,6 +73,14 @@ def test_the_last_arm_has_the_whole_error_once_the_others_are_decided():
     assert state.difference.high - state.difference.value == pytest.approx(half)
 
 
+def test_arms_without_enough_seeds_keep_their_share_of_the_error():
+    y = np.random.default_rng(0).normal(0, 0.01, (2, 6, 20))
+    short = Scores(y[1, :2], np.zeros(20, np.int64))
+    alone = decide_arms(scores_of(y), 0, 0.001)[1]
+    assert decide_arms([*scores_of(y), short], 0, 0.001)[1].error == alone.error / 2
+    assert decide_arms(scores_of(y), 0, 0.001, num_unscored=3)[1].error == alone.error / 4
+
+
 def test_an_arm_with_too_few_seeds_is_open_and_its_interval_is_unknown():
     y = np.random.default_rng(0).normal(0, 0.01, (2, 2, 20))
     state = decide_arms(scores_of(y), 0, 0.03)[1]
