@@ -4,6 +4,7 @@ The optimizer step is that of ZeRO 0: float32 gradients, master weights and mome
 work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's products.
 """
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from rl.learner.weight_gradients import keep_weight_gradients
 from rl.model.loading import compile_layers, recompute_layers
 from rl.model.lora import LoRA
 from rl.model.shape import GIB, shape
+from rl.model.shared_prefixes import share_prefixes
 from rl.placement.memory import trainer_need
 
 PEAK_FLOPS = 989e12  # of an H100 or H200 in bfloat16
@@ -34,7 +36,7 @@ def config(size: str, tiny: bool) -> Qwen3Config:
     """Return the configuration of a Qwen3 of this size."""
     hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else SIZES[size]
     return Qwen3Config(
-        vocab_size=512 if tiny else 151936,
+        vocab_size=1024 if tiny else 151936,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,
@@ -56,6 +58,8 @@ class Updater:
             recompute_layers(model)
         elif how == "compiled":
             compile_layers(model)
+        elif how == "shared":
+            share_prefixes(model)
         self.module = PolicyModule(model.train(), chunk=1024)
         keep_weight_gradients(self.module)
         self.adapter = adapter
@@ -67,8 +71,16 @@ class Updater:
 
     def step(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Train one micro-batch with REINFORCE, entropies included, as an update does."""
+        self.passes(token_ids, mask)
+        self.optimize()
+
+    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch."""
         logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
         (-logprobs.sum() / len(logprobs)).backward()
+
+    def optimize(self) -> None:
+        """Clip the gradient and take the optimizer's step."""
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for parameter, master in zip(self.trained, self.masters, strict=True):
             master.grad, parameter.grad = parameter.grad, None
@@ -76,6 +88,46 @@ class Updater:
         for parameter, master in zip(self.trained, self.masters, strict=True):
             parameter.data.copy_(master)
             master.grad = None
+
+
+def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of an update of a group, with shared prefixes and with plain rows."""
+    made, rows = config("0.6b", tiny), 16
+    for prompt, answer in ((8, 4),) if tiny else ((200, 400), (1000, 400), (2000, 200)):
+        line: dict[str, Any] = {"prompt": prompt, "answer": answer, "rows": rows}
+        length = prompt + answer
+        token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
+        token_ids[:, :prompt] = token_ids[0, :prompt]
+        mask = torch.arange(length, device=device).expand(rows, -1) >= prompt
+        for how in ("plain", "shared"):
+            reset(device)
+            updater = Updater(made, device, "lora", how)
+            updater.passes(token_ids, mask)
+            took = seconds(lambda: updater.passes(token_ids, mask), device, repeats=3)  # noqa: B023
+            line[f"{how}_ms"] = round(1000 * took, 1)
+            if device.type == "cuda":
+                line[f"{how}_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
+        yield line
+
+
+def profile(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the operations that take most of the device's time in an update of 0.6B with LoRA."""
+    made, rows, length = config("0.6b", tiny), 8, 32 if tiny else 1024
+    token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
+    mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
+    for how in ("plain", "compiled"):
+        updater = Updater(made, device, "lora", how)
+        for _ in range(2):
+            updater.step(token_ids, mask)
+        with torch.profiler.profile() as recorded:
+            seconds(lambda: updater.step(token_ids, mask), device, repeats=1)  # noqa: B023
+        events = recorded.key_averages()
+        on_gpu = "device" if device.type == "cuda" else "cpu"
+        time_of = operator.attrgetter(f"self_{on_gpu}_time_total")
+        total = sum(map(time_of, events))
+        for event in sorted(events, key=time_of, reverse=True)[:12]:
+            share = round(time_of(event) / total, 3)
+            yield {"layers": how, "share": share, "calls": event.count, "op": event.key[:60]}
 
 
 def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -105,11 +157,20 @@ def measured(
     def step() -> None:
         updater.step(token_ids, mask)
 
+    def passes() -> None:
+        updater.passes(token_ids, mask)
+
     first = seconds(step, token_ids.device, repeats=1)
     took = seconds(step, token_ids.device, repeats=5)
+    alone = seconds(passes, token_ids.device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
     rate = round(token_ids.numel() / took)
-    return {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+    speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+    updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=True)
+    step()
+    fused = seconds(step, token_ids.device, repeats=5)
+    steps = {"optimizer_ms": took - alone, "fused_optimizer_ms": fused - alone}
+    return speed | {name: round(1000 * value, 1) for name, value in steps.items()}
 
 
 def flops(made: Qwen3Config, adapter: str, token_ids: torch.Tensor) -> float:
@@ -125,6 +186,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
     """Return the plan's estimate of the peak memory on the GPU in bytes."""
     rows, length = token_ids.shape
     reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
+    loss = {"_target_": "losses.cispo.cispo"}
     frozen = {"freezes_base": adapter == "lora", "rank": 8, "target_modules": "all-linear"}
     run: Any = SimpleNamespace(
         adapter=SimpleNamespace(**frozen),
@@ -134,7 +196,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
         max_seq_len=length,
         model=SimpleNamespace(dtype="bfloat16", head_dtype=None, drawn_by_trainer=False),
         optim={"_target_": "rl.learner.optim.AdamW"},
-        plain=lambda: {"kl": {"beta": 0.0}, "reference": reference},
+        plain=lambda: {"kl": {"beta": 0.0}, "loss": loss, "reference": reference},
         trainer=SimpleNamespace(
             tokens_per_micro_batch=rows * length,
             logprob_chunk=1024,

@@ -40,6 +40,7 @@ _INPUT_KEYS = (
 _LAST_LINES = 5
 LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
 Answer = Mapping[str, Any]
+_ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
 
 class DryCall:
@@ -62,9 +63,9 @@ class DryCall:
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # Use one thread, because vLLM starts at the same time. Skip breakpoint(),
-                    # which the user wants in the trainer (trainer.debug).
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONBREAKPOINT": "0"},
+                    # Use one thread and no GPU, because vLLM starts at the same time. Skip
+                    # breakpoint(), which the user wants in the trainer (trainer.debug).
+                    env={**os.environ, **_ALONE},
                 )
         return self
 

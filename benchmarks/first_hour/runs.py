@@ -1,0 +1,156 @@
+"""Whole runs with the real trainer on the device, beside equal runs on the CPU.
+
+The scripted engine of the tests answers instead of vLLM. Its answers do not depend on the weights,
+so that both runs train on the same rollouts, and every metric must be about equal. These stages
+need the packages of the project except vLLM.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.first_hour.update import config
+from tests.support.equal_runs import COMPOSITIONS, EVERY, is_time
+
+ROOT = Path(__file__).parents[2]
+SYNC = ["sampler=sync", "sampler.rollout_timeout=120"]
+ENGINE = "inference._target_=tests.support.scripted_vllm.ScriptedVLLM"
+ALIKE = {  # ways of computing the same run
+    **{stage: [f"deepspeed={stage}"] for stage in ("zero1", "zero2", "zero3")},
+    "offload": ["deepspeed=zero3_offload_optimizer"],
+    "plain-rows": ["trainer.share_prefixes=false"],
+    "checkpointed": ["trainer.gradient_checkpointing=true"],
+    "compiled": ["trainer.compile=true"],
+}
+RUNS = {
+    **{name: COMPOSITIONS[name] for name in ("cispo", "grpo-kl", "critic", "turns", "sft")},
+    "two-updates": COMPOSITIONS["ppo-two-updates"],
+    "lora-merged": [*COMPOSITIONS["lora-merged"], "sync=shm"],
+    "turns-lora": COMPOSITIONS["turns-lora"],
+    "moe": [*SYNC, "model=tiny-moe"],
+    "moe-lora": [*SYNC, "model=tiny-moe", "adapter=lora", "sync=shm"],
+    "muon": [*SYNC, "optim=muon"],
+}
+FEW = ("cispo", "turns-lora", "zero3")
+WIDTHS = ("float32", "bfloat16")
+
+
+def runs(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield for each run how far its metrics are from those of the run on the CPU.
+
+    In bfloat16 the rounding differs, so that later steps of the two runs have other weights.
+    """
+    output = Path(os.environ.get("OUT", "outputs/first-hour"), "runs").resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    names = [(name, width) for width in WIDTHS for name in (FEW if tiny else (*RUNS, *ALIKE))]
+    with ThreadPoolExecutor(2 if device.type == "cpu" else 10) as pool:
+        yield from pool.map(lambda asked: _compared(*asked, output, device), names)
+
+
+def _compared(name: str, width: str, output: Path, device: torch.device) -> dict[str, Any]:
+    line: dict[str, Any] = {"run": name, "dtype": width}
+    reference = "cispo" if name in ALIKE else name
+    overrides = RUNS[reference] + ALIKE.get(name, []) + [f"model.dtype={width}"]
+    began = time.monotonic()
+    on_gpu = device.type == "cuda"
+    found, screen = train(output / "device", f"{name}-{width}", overrides, gpu=on_gpu)
+    line["seconds"] = round(time.monotonic() - began)
+    if screen:
+        return {**line, "failed": screen}
+    expected, screen = cpu_run(reference, width, output)
+    if screen:
+        return {**line, "failed on the CPU": screen}
+    pairs = [gaps(*both) for both in zip(found, expected, strict=True)]
+    return {**line, "steps": len(found), "step 1": _largest(pairs[:1]), "all": _largest(pairs)}
+
+
+def cpu_run(name: str, width: str, output: Path) -> tuple[list[dict[str, Any]], str]:
+    """Run a composition on the CPU unless that was done; return what `train` returns."""
+    with _LOCKS.setdefault((name, width), Lock()):
+        overrides = [*RUNS[name], f"model.dtype={width}"]
+        return train(output / "cpu", f"{name}-{width}", overrides, gpu=False)
+
+
+_LOCKS: dict[tuple[str, str], Lock] = {}  # variants of a run wait for the same run on the CPU
+
+
+def gaps(ours: dict[str, Any], expected: dict[str, Any]) -> list[tuple[float, str]]:
+    """Return the difference of each metric of training, with its name."""
+    keys = sorted(key for key in {**ours, **expected} if key.startswith("train/"))
+    return [(difference(ours.get(key), expected.get(key)), key) for key in keys if not is_time(key)]
+
+
+def _largest(steps: list[list[tuple[float, str]]]) -> str:
+    gap, key = max(max(step) for step in steps)
+    return f"{gap:.1e} {key}"
+
+
+def difference(one: Any, other: Any) -> float:
+    """Return |one - other| relative to the larger one, at least 0.01; inf if one is no number."""
+    if one is None or other is None:
+        return 0.0 if one == other else float("inf")
+    return abs(one - other) / max(abs(one), abs(other), 0.01)
+
+
+def train(
+    output: Path, name: str, overrides: list[str], *, gpu: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Run train.py unless it was done; return its metrics, and its screen if it failed."""
+    folder, done = output / name, output / f"{name}.ok"
+    command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # it may not be installed
+    own = {"HF_HUB_OFFLINE": "1", "OFFBYONE_CACHE": str(output / "cache" / name)}
+    own["PYTHONPATH"] = os.pathsep.join(paths)
+    own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    settings = [given for given in EVERY if not given.startswith("inference._target_")]
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        ran = subprocess.run(
+            [*command, *settings, ENGINE, *overrides],
+            cwd=ROOT,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ran.returncode:
+            return [], (ran.stdout + ran.stderr)[-3000:]
+        done.touch()
+    return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())), ""
+
+
+def large(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield times and peak memory of runs with a network of 0.6B drawn from a configuration."""
+    with tempfile.TemporaryDirectory() as name:
+        model, output = Path(name, "model"), Path(name)
+        draw(model, tiny)
+        for run, adapter in (("full", ["adapter=none"]), ("lora", ["adapter=lora", "sync=shm"])):
+            made = [*SYNC, *adapter, "model=tiny-wiki", f"model.path={model}", "max_steps=3"]
+            rows, screen = train(output, run, made, gpu=device.type == "cuda")
+            line: dict[str, Any] = {"run": run, "steps": len(rows)}
+            if screen:
+                yield {**line, "screen": screen}
+            else:
+                times = {key: value for key, value in rows[-1].items() if is_time(key)}
+                yield line | {key: round(float(value), 3) for key, value in times.items()}
+
+
+def draw(folder: Path, tiny: bool) -> None:
+    """Write a network of 0.6B with the tokenizer of tiny-wiki."""
+    model = AutoModelForCausalLM.from_config(config("0.6b", tiny), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for path in (ROOT / "models" / "tiny-wiki").glob("*token*"):
+        (folder / path.name).write_bytes(path.read_bytes())
