@@ -7,6 +7,7 @@ import time
 from itertools import islice
 
 import pytest
+from scipy import stats
 
 from lab.sweeps.until import Progress
 from rl.runtime.folder import RunFolder
@@ -27,6 +28,7 @@ def app(tmp_path):
 
 @pytest.fixture
 def sweep(tmp_path):
+    (tmp_path / "sweep").mkdir()
     return SweepFolder(tmp_path / "sweep")
 
 
@@ -60,9 +62,12 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
     assert next_of(progress, {identity(["rate=0.5", "seed=0"])})[0] == first[1]
     text = progress.text()
     assert text.startswith("0 of 2 arms decided; open: rate=0.7 (0 seeds), rate=0.505 (0 seeds). ")
-    # By hand: two variances of 0.02^2 / n and log(2 / 0.025) give the radius 0.1 at n = 3.5 / 10,
-    # and no decision has fewer than 3 seeds; Student's t with 4 degrees of freedom asks for 4.
-    assert "Likely to be missing: 12 runs (4 seeds of each arm, if seeds differ by 0.02)" in text
+    # With so few seeds the level is the raised one, 0.025 / (20 n (n + 1)).
+    radii = [
+        -stats.t.ppf(0.025 / 20 / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)
+    ]
+    assert radii[0] > 0.1 > radii[1]
+    assert "Likely to be missing: 15 runs (5 seeds of each arm, if seeds differ by 0.02)" in text
     assert text.endswith("their time is known after the first run.")
 
 
