@@ -1,6 +1,6 @@
 """Measure the errors and the seeds of questions that end when they are decided (`until=decided`).
 
-    python -m benchmarks.sequential [--questions 2000] [--arms 2 4 12]
+    python -m benchmarks.sequential [--questions 2000] [--arms 2 4 12] [--seed-sd 0.03]
 
 Each line is a kind of question, simulated 2,000 times with fixed seeds and looked at after every
 seed. Arms differ from the baseline by `difference`, in units of the smallest effect. `wrong` is the
@@ -191,10 +191,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=2000)
     parser.add_argument("--arms", type=int, nargs="+", default=[2, 4, 12])
+    parser.add_argument("--seed-sd", type=float, default=SEED_SD)
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     cells = list(product(given.arms, ("binary", "heavy"), (0, 1, 1.5)))
-    with ProcessPoolExecutor(given.processes) as pool:
+    spread = {"SEED_SD": given.seed_sd}
+    with ProcessPoolExecutor(given.processes, None, globals().update, (spread,)) as pool:
         for line in pool.map(measured, cells, [given.questions] * len(cells)):
             print(json.dumps(line), flush=True)
 

@@ -100,7 +100,7 @@ class Progress:
     def num_seeds(self) -> list[int]:
         """The number of jobs of each arm that are done."""
         arms = [sorted(item for item in job if key_of(item) != "seed") for job in self.done]
-        return [arms.count(sorted(arm)) for arm in self.arms]
+        return [arms.count([*identity(arm)]) for arm in self.arms]
 
     @cached_property
     def open(self) -> dict[int, float]:
@@ -112,7 +112,7 @@ class Progress:
         }
         found: dict[int, float] = {}
         for index, arm in enumerate(self.arms[1:], 1):
-            folders = (r.folder for job, r in self.done.items() if {*arm} <= {*job})
+            folders = (r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job})
             result = next((results[one] for one in map(str, folders) if one in results), None)
             if result is None or result.decision == OPEN:
                 expected = self._seeds_expected(result)

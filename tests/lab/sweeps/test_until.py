@@ -74,6 +74,7 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
 def test_decided_arms_get_no_more_seeds_and_the_price_is_measured(sweep):
     for arm, reward in zip(ARMS, (0.5, 0.7, 0.55), strict=True):
         play_seeds(sweep, arm, range(3), reward)
+    assert Progress(sweep, [[*arm, "run_name=x"] for arm in ARMS], 1, 0.1).num_seeds == [3, 3, 3]
     progress = Progress(sweep, ARMS, 1, 0.1)
     assert progress.num_seeds == [3, 3, 3]
     assert list(progress.open) == [2]
