@@ -39,7 +39,6 @@ class ArmResult(ScoredArm):
     visible_difference: float
     # per arm if this sweep grows, None if unknown, infinite if no number suffices
     seeds_needed: float | None
-    seeds_expected: float | None  # the same for a difference of 0 or of the smallest effect
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -216,10 +215,9 @@ def _results(
             undecided_if = next(failing, "")
             decision = unclear if undecided_if else decision
         several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
-        visible, needed, expected = nan, None, None
+        visible, needed = nan, None
         if tests.states:
             visible, needed = difference.high - difference.value, tests.states[index].seeds_needed
-            expected = tests.states[index].seeds_for(smallest_effect)
         elif knows:
             visible = power.visible_difference(spread, num_others * factors[index])
         if knows and not undecided_if and not tests.states:
@@ -240,7 +238,6 @@ def _results(
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
                 visible_difference=visible,
                 seeds_needed=needed,
-                seeds_expected=expected,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
             )
         )

@@ -111,17 +111,18 @@ def what_is_visible(comparison: Comparison) -> str:
         texts.append(f"The smallest visible difference is {size}.")
     needing = [result for result in known if result.seeds_needed is not None]
     if needing:
-        texts.append(_needed(min(needing, key=lambda result: result.seeds_needed or inf)))
+        texts.append(_needed(needing, comparison.smallest_effect))
     return " ".join(texts)
 
 
-def _needed(result: ArmResult) -> str:
-    """Return how many seeds can show the observed difference if it is the true one."""
-    number = result.seeds_needed or inf
+def _needed(results: Sequence[ArmResult], effect: float) -> str:
+    """Return how many seeds decide about the arm that needs the fewest."""
+    result = min(results, key=lambda result: result.seeds_needed or inf)
+    number, observed = result.seeds_needed or inf, f"the observed {result.difference.value:+.3g}"
     seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
     needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
-    observed = f"{result.difference.value:+.3g}"
-    return f"If {result.arm.name} truly differs by the observed {observed}, that needs {needs}."
+    observed = f"0 or {effect:g}" if abs(result.difference.value) < effect else observed
+    return f"If {result.arm.name} truly differs by {observed}, that needs {needs}."
 
 
 def _with_differences(results: Sequence[ArmResult]) -> str:

@@ -56,18 +56,18 @@ class State:
     decision: str = OPEN
     spread: Spread | None = None  # None before the first look
 
-    def seeds_for(self, width: float) -> float | None:
-        """Return the seeds per arm at which the radius is `width`, None if it is unknown."""
+    @property
+    def seeds_needed(self) -> float | None:
+        """The seeds per arm that decide about it, None if unknown, infinite if no number does.
+
+        The true difference is taken to be the observed one, or 0 if that is below the smallest
+        effect. Differences near half of the smallest effect need more seeds.
+        """
         if self.spread is None or self.decision != OPEN:
             return None
         spread, others = self.spread, (self.smallest_effect, self.error)
+        width = max(abs(self.difference.value), self.smallest_effect)
         return fewest_seeds(lambda count: radius_of(spread.with_seeds(count), *others) <= width)
-
-    @property
-    def seeds_needed(self) -> float | None:
-        """The seeds per arm that decide about it if the observed difference is the true one."""
-        size = abs(self.difference.value)
-        return self.seeds_for(max(size, self.smallest_effect - size))
 
 
 def radius(

@@ -21,8 +21,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
 
 from lab.report.arms import arms_of
-from lab.report.command import show
-from lab.report.comparison import ArmResult, Comparison, NoBaseline, NothingToCompare, compare
+from lab.report.command import report
+from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from lab.report.sequential import State
 from lab.report.sources import read_sources
 from lab.report.statistics import ERROR, OPEN, Interval, Spread
@@ -58,9 +58,10 @@ class UntilDecided(BasicSweeper):
             sweep.write_info(sweep.read_info() | {"progress": state.text()})
             if not batch:
                 break
-            if state.comparison:
-                show(state.comparison, sweep.path / "report.html")
-            say(f"\n{state.text()}")
+            if state.comparison:  # its report contains the text
+                report([sweep.path], sweep.path / "report.html")
+            else:
+                say(f"\n{state.text()}")
             sweep.claim_all(batch)
             tried |= {identity(job) for job in batch}
             returns += self.launcher.launch(batch, initial_job_idx=len(returns))
@@ -88,11 +89,10 @@ class Progress:
     @cached_property
     def comparison(self) -> Comparison | None:
         """The comparison of the arms, None while the first one has no score."""
-        sources = read_sources([self.sweep.path])
-        arms, effect = arms_of(sources.runs), self.smallest_effect
-        first, question = next((arm.label for arm in arms), ""), sources.question
+        arms = arms_of(read_sources([self.sweep.path]).runs)
+        first = arms[0].label if arms else ""
         try:
-            return compare(arms, baseline=first, question=question, smallest_effect=effect)
+            return compare(arms, baseline=first, smallest_effect=self.smallest_effect)
         except (NothingToCompare, NoBaseline):
             return None
 
@@ -115,19 +115,15 @@ class Progress:
             folders = (r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job})
             result = next((results[one] for one in map(str, folders) if one in results), None)
             if result is None or result.decision == OPEN:
-                expected = self._seeds_expected(result)
-                needed = result.seeds_needed if result else None
-                found[index] = expected if needed in (None, inf) else needed
+                found[index] = (result and result.seeds_needed) or self._assumed
         return found
 
-    def _seeds_expected(self, result: ArmResult | None) -> float:
-        """Return the seeds that decide about an arm if it differs by 0 or the smallest effect."""
-        if result and result.seeds_expected:
-            return result.seeds_expected
-        error, variance = ERROR / max(len(self.arms) - 1, 1), ASSUMED_SD**2
-        spread = Spread(((variance, 1), (variance, 1)), 0.0, 0.0, 0)
-        state = State(Interval(0.0, nan, nan), self.smallest_effect, error, OPEN, spread)
-        return state.seeds_for(self.smallest_effect) or inf
+    @property
+    def _assumed(self) -> float:
+        """The seeds that an arm is likely to need before the spread is known."""
+        spread = Spread(((ASSUMED_SD**2, 1), (ASSUMED_SD**2, 1)), 0.0, 0.0, 0)
+        error, unknown = ERROR / (len(self.arms) - 1), Interval(0.0, nan, nan)
+        return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
         """Yield the next jobs, without those that this start of the sweep has tried."""
