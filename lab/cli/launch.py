@@ -133,6 +133,9 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
     def run(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
         in_sweep = chosen.mode == RunMode.MULTIRUN
+        if config.get("until") and not in_sweep:
+            error = ConfigError(["until=decided adds runs to a sweep: add --multirun"])
+            exit_with("this run cannot start", error, BAD_CONFIG)
         sweep = sweep_of_this_process() if in_sweep else None
         command = (
             sweep.read_info()["run_command"]
