@@ -13,6 +13,8 @@ def test_a_sweep_of_real_runs_ends_when_its_arm_is_decided(launcher):
     place = launcher.output / "until"
     jobs = ["loss.clip_high=5,8", "until=decided", "until.smallest_effect=0.5", "max_steps=2"]
     jobs += ["evaluation=default", "evaluation.every=2", "model.warm_start=null"]
+    # The engine answers from a script, because six starts of the real vLLM take minutes.
+    jobs += ["inference._target_=tests.support.scripted_vllm.ScriptedVLLM", "sync.max_mismatch=1e9"]
     jobs += [f"hydra.sweep.dir={place}", "--multirun"]
     result = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
     assert "0 of 1 arms decided; open: loss.clip_high=8 (0 seeds)" in result.screen
