@@ -4,8 +4,8 @@
     python -m benchmarks.first_hour --table
 
 A stage whose result exists is not run again. Each stage is a process with a time limit, so that a
-stage that hangs or takes all the memory does not stop the others. No stage needs DeepSpeed, vLLM or
-Hydra; torch >= 2.11, transformers, peft, PyYAML, xxhash and msgspec are enough.
+stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. Stages but `runs`
+and `large` need only torch >= 2.11, transformers, peft, PyYAML, xxhash and msgspec.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,16 @@ STAGES: dict[str, Callable[[torch.device, bool], Iterator[dict[str, Any]]]] = {
     "ipc": hand_over.ipc,
     "push": hand_over.push,
     "engines": hand_over.engines,
+    "runs": lambda *asked: _runs().runs(*asked),
+    "large": lambda *asked: _runs().large(*asked),
 }
 LIMIT_S = 540
 METRICS = ("rollout/tokens_per_s", "time/update", "time/push", "time/step", "mismatch/mean_abs")
+
+
+def _runs() -> Any:
+    """Return the module whose imports need the packages of the project except vLLM."""
+    return import_module("benchmarks.first_hour.runs")
 
 
 def main() -> None:

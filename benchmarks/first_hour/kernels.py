@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.first_hour.update import seconds
 from losses.aggregation import token_mean
 from rl.learner.logprobs import PolicyModule
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Batch, Objective, with_outputs
 from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
 from rl.model.loading import load_model
 from rl.rollouts.plan import plan
@@ -64,13 +64,26 @@ def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:  # noq
 
 def _loss(name: str) -> Any:
     """Return a loss with the options of its YAML, without Hydra."""
+    return _made(_node(name))
+
+
+def _node(name: str) -> dict[str, Any]:
     node = yaml.safe_load((LOSSES / f"{name}.yaml").read_text())
-    bases = [base for base in node.pop("defaults", ()) if base != "_self_"]
-    inherited = [_loss(base) for base in bases if isinstance(base, str)]
-    options = {key: value for base in inherited for key, value in base.keywords.items()}
-    module, _, target = node.pop("_target_", "").rpartition(".")
-    made = getattr(import_module(module), target) if target else inherited[0].func
-    return partial(made, **{**options, **node})
+    inherited = {}
+    for base in node.pop("defaults", ()):
+        inherited |= _node(base) if isinstance(base, str) and base != "_self_" else {}
+    return inherited | node
+
+
+def _made(node: dict[str, Any]) -> Any:
+    """Return the function or the object that a node with a `_target_` describes."""
+    options = {
+        key: _made(value) if isinstance(value, dict) and "_target_" in value else value
+        for key, value in node.items()
+    }
+    module, _, name = options.pop("_target_").rpartition(".")
+    target = getattr(import_module(module), name)
+    return target(**options) if isinstance(target, type) else partial(target, **options)
 
 
 def _gradient(
@@ -82,14 +95,14 @@ def _gradient(
     keep_weight_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
-    for micro in share.micro_batches:
-        batch = tiny_policy.filled(Batch.of(micro, device, 1), old=False, dtype=torch.float32)
-        found = module(
-            batch.token_ids, batch.mask, 0.8, entropies=True, candidates=batch.candidates
-        )
-        logprobs, entropies, *candidates = found
-        value, _ = Objective(loss).per_token(batch, logprobs, entropies, 0.0, *candidates)
-        batch.weighted_sum(value).backward()
+    (micro,) = share.micro_batches
+    batch = tiny_policy.filled(Batch.of(micro, device, 1), old=False, dtype=torch.float32)
+    found = module(batch.token_ids, batch.mask, 0.8, entropies=True, candidates=batch.candidates)
+    logprobs, entropies, *candidates = found
+    if hasattr(loss, "statistics"):
+        loss = partial(loss, statistics=loss.statistics(with_outputs(batch, *found)))
+    value, _ = Objective(loss).per_token(batch, logprobs, entropies, 0.0, *candidates)
+    batch.weighted_sum(value).backward()
     given = [p.grad for p in module.parameters() if p.grad is not None]
     return torch.cat([g.double().flatten().cpu() for g in given])
 

@@ -34,7 +34,7 @@ def config(size: str, tiny: bool) -> Qwen3Config:
     """Return the configuration of a Qwen3 of this size."""
     hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else SIZES[size]
     return Qwen3Config(
-        vocab_size=512 if tiny else 151936,
+        vocab_size=1024 if tiny else 151936,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,
@@ -67,8 +67,16 @@ class Updater:
 
     def step(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Train one micro-batch with REINFORCE, entropies included, as an update does."""
+        self.passes(token_ids, mask)
+        self.optimize()
+
+    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch."""
         logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
         (-logprobs.sum() / len(logprobs)).backward()
+
+    def optimize(self) -> None:
+        """Clip the gradient and take the optimizer's step."""
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for parameter, master in zip(self.trained, self.masters, strict=True):
             master.grad, parameter.grad = parameter.grad, None
@@ -105,11 +113,16 @@ def measured(
     def step() -> None:
         updater.step(token_ids, mask)
 
+    def passes() -> None:
+        updater.passes(token_ids, mask)
+
     first = seconds(step, token_ids.device, repeats=1)
     took = seconds(step, token_ids.device, repeats=5)
+    alone = seconds(passes, token_ids.device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
     rate = round(token_ids.numel() / took)
-    return {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+    speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
+    return speed | {"optimizer_ms": round(1000 * (took - alone), 1)}
 
 
 def flops(made: Qwen3Config, adapter: str, token_ids: torch.Tensor) -> float:
@@ -125,6 +138,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
     """Return the plan's estimate of the peak memory on the GPU in bytes."""
     rows, length = token_ids.shape
     reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
+    loss = {"_target_": "losses.cispo.cispo"}
     frozen = {"freezes_base": adapter == "lora", "rank": 8, "target_modules": "all-linear"}
     run: Any = SimpleNamespace(
         adapter=SimpleNamespace(**frozen),
@@ -134,7 +148,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
         max_seq_len=length,
         model=SimpleNamespace(dtype="bfloat16", head_dtype=None, drawn_by_trainer=False),
         optim={"_target_": "rl.learner.optim.AdamW"},
-        plain=lambda: {"kl": {"beta": 0.0}, "reference": reference},
+        plain=lambda: {"kl": {"beta": 0.0}, "loss": loss, "reference": reference},
         trainer=SimpleNamespace(
             tokens_per_micro_batch=rows * length,
             logprob_chunk=1024,
