@@ -116,11 +116,15 @@ class Replicas:
             if not may_restart or not (another_serves or self._has_crashed(one)):
                 return one.replica.name, what
             self._restart(one, what)
+            if not self._all:  # the host of the last one is lost
+                return one.replica.name, what
         return None
 
     def _has_crashed(self, one: WatchedReplica) -> bool:
         """Return whether a server of this run has served and does not answer any more."""
-        return one.ready and one.child is not None and not healthy(one.replica)
+        if one.child is None or not one.ready:
+            return False
+        return one.child.returncode is not None or not healthy(one.replica)
 
     def _restart(self, one: WatchedReplica, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1

@@ -9,6 +9,7 @@ with a full disk and a read-only folder, which are mounts. Exits with status 1 i
 import argparse
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("outputs/faults"))
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
     chosen = parser.parse_args()
+    # A shell lets background commands ignore Ctrl-C, and the runs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     results = chosen.folder.resolve() / f"results-{chosen.seed}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     results.touch()
