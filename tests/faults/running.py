@@ -159,7 +159,7 @@ def run(case: Case, folder: Path) -> dict[str, object]:
         if problems:
             shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"), symlinks=True)
     problems += [f"left in shared memory: {n}" for n in sorted(_left_in_shared_memory() - before)]
-    row = {"case": case.key, "outcome": outcome, "happened": one.happened}
+    row: dict[str, object] = {"case": case.key, "outcome": outcome, "happened": one.happened}
     row |= {"ok": not problems, "problems": problems}
     return row | {"seconds": round(time.monotonic() - began, 1)}
 
@@ -214,7 +214,7 @@ def _comes_closely(condition: Callable[[], bool], seconds: float) -> bool:
     """Return whether the condition holds within the time; looks more often than `wait_for`."""
     deadline = time.monotonic() + seconds
     while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.005)
+        time.sleep(0.01)
     return holds
 
 
