@@ -3,14 +3,10 @@
 `python optimize_prompt.py --help` lists the choices of every group and all keys.
 """
 
-import hydra
-
-from lab.cli.launch import Job, launch, task
+from lab.cli.launch import Job, run_program
 from lab.prompts.optimize import optimize_prompt
 
 
-@hydra.main(version_base=None, config_path="conf", config_name="optimize_prompt")
-@task
 def main(job: Job) -> float | None:
     """Run the search and return the validation score of the best prompt."""
     return optimize_prompt(
@@ -19,4 +15,4 @@ def main(job: Job) -> float | None:
 
 
 if __name__ == "__main__":
-    launch(main, "optimize_prompt")
+    run_program(main, "optimize_prompt")

@@ -3,18 +3,14 @@
 `python train.py --help` lists the choices of every group and all keys.
 """
 
-import hydra
-
-from lab.cli.launch import Job, compose, launch, task
+from lab.cli.launch import Job, compose, run_program
 from rl.supervisor.supervise import supervise
 
 
-@hydra.main(version_base=None, config_path="conf", config_name="train")
-@task
 def main(job: Job) -> float | None:
     """Train the policy; return the mean reward of the last steps, which a sweeper maximises."""
     return supervise(job.config, overrides=job.overrides, command=job.command, compose=compose)
 
 
 if __name__ == "__main__":
-    launch(main)
+    run_program(main)

@@ -36,7 +36,7 @@ _LEARNED_FROM = {
     "truncation": "truncation_",
 }
 # Groups left out, because no rule connects their choices to another group.
-ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster")
+ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster", "until")
 # Keys that are varied like groups. A dotted key is set only where its node has that key.
 KEYS: dict[str, dict[str, Any]] = {
     "updates_per_batch": {"1": 1, "2": 2},

@@ -4,7 +4,7 @@ client=messages, the reflection model and the judge use this module.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -46,12 +46,13 @@ class ChatEndpoint:
         raises: class of the exceptions that the methods raise.
     """
 
+    option: ClassVar[str]
+    raises: ClassVar[type[Exception]]
+
     url: str
     model: str
     api_key_variable: str | None
-    max_retries: int
-    option: str
-    raises: type[Exception]
+    max_retries: Annotated[int, msgspec.Meta(ge=0)]
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):

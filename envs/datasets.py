@@ -10,7 +10,7 @@ is in one split only. Any class with a method `examples` can be the `dataset` of
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,7 +65,9 @@ class Dataset:
         if EVAL in loaded:
             most = min(self.num_eval, len(loaded[EVAL]))
             return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(most))}
-        keys = [_hash(prompt) for prompt in _column(train, self.prompt)]
+        name = self.prompt
+        prompts = [row[name] for row in train] if isinstance(train, list) else train[name]
+        keys = [_hash(prompt) for prompt in prompts]
         held_out = set(sorted(set(keys))[: self.num_eval])
         if len(set(keys)) == len(held_out):
             raise ValueError(
@@ -123,23 +125,23 @@ class JsonLines(Dataset):
     eval_path: str | None
 
     def load(self) -> dict[str, Rows]:
-        return {
-            split: [row for _, row in json_lines(path)]
-            for split, path in _paths(self.path, self.eval_path)
-        }
+        return {split: [row for _, row in json_lines(path)] for split, path in self._paths.items()}
+
+    @property
+    def _paths(self) -> dict[str, Path]:
+        """The file, or the file pattern, of each split."""
+        paths = {TRAIN: self.path, EVAL: self.eval_path}
+        return {split: Path(path).expanduser() for split, path in paths.items() if path is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files(Dataset):
+class Files(JsonLines):
     """A data set in Parquet or CSV files that `datasets` reads. Paths may be file patterns."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
-
     format: Literal["parquet", "csv"]
-    eval_path: str | None
 
     def load(self) -> dict[str, Rows]:
-        files = {split: str(path) for split, path in _paths(self.path, self.eval_path)}
+        files = {split: str(path) for split, path in self._paths.items()}
         return dict(load_rows(self.path, self.format, data_files=files))
 
 
@@ -162,16 +164,6 @@ class Hub(Dataset):
         where = {"name": self.config, "revision": self.revision}
         names = [(TRAIN, self.split), (EVAL, self.eval_split)]
         return {split: load_rows(self.path, self.path, split=s, **where) for split, s in names if s}
-
-
-def _paths(train: str, evaluation: str | None) -> Iterator[tuple[str, Path]]:
-    for split, path in ((TRAIN, train), (EVAL, evaluation)):
-        if path is not None:
-            yield split, Path(path).expanduser()
-
-
-def _column(rows: Rows, name: str) -> Sequence[Any]:
-    return [row[name] for row in rows] if isinstance(rows, list) else rows[name]
 
 
 def _hash(prompt: Any) -> bytes:

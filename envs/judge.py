@@ -13,10 +13,13 @@ no reward (stop reason env_error). A reward of 0 would be wrong.
 import os
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from string import Formatter
+from typing import ClassVar
 
 from envs.chat_endpoint import ChatEndpoint
 from envs.episode import Episode
+from envs.http_client import HttpClient
 from envs.messages import user
 from envs.options import check_at_least
 from envs.rewards import answers_of, final_text
@@ -30,26 +33,26 @@ class JudgeError(RuntimeError):
     """The error of a judge that gave no score."""
 
 
-@dataclass(kw_only=True)
-class Judge:
+@dataclass(frozen=True, kw_only=True)
+class Judge(ChatEndpoint):
     """A language model that judges the policy's answers, usable as a reward of `Composed`.
 
     conf/env/wiki-search-judged.yaml explains the options.
     """
 
-    url: str
-    model: str
-    api_key_variable: str | None
+    option: ClassVar[str] = "judge.url"
+    raises: ClassVar[type[Exception]] = JudgeError
+
     prompt: str
     max_score: float | None
     temperature: float
     max_tokens: int
     timeout: float
-    max_retries: int
     retry_wait: float
     max_concurrent: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
         if "said" not in names or names - set(FIELDS):
             raise ValueError(
@@ -65,15 +68,10 @@ class Judge:
             raise ValueError(f"max_score={self.max_score}: set it above 0, or to null for yes/no")
         check_at_least(1, max_concurrent=self.max_concurrent)
         check_at_least(0, max_retries=self.max_retries)
-        self._endpoint = ChatEndpoint(
-            url=self.url,
-            model=self.model,
-            api_key_variable=self.api_key_variable,
-            max_retries=self.max_retries,
-            option="judge.url",
-            raises=JudgeError,
-        )
-        self._client = self._endpoint.client(
+
+    @cached_property
+    def _http(self) -> HttpClient:
+        return self.client(
             max_concurrent=self.max_concurrent, timeout=self.timeout, retry_wait=self.retry_wait
         )
 
@@ -87,7 +85,7 @@ class Judge:
         """Return the judge's score of `text`, in 0..1. Raise JudgeError if there is no score."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        said = await self._endpoint.ask(self._client, messages=[user(prompt)], **options)
+        said = await self.ask(self._http, messages=[user(prompt)], **options)
         if said is None:
             raise JudgeError(
                 f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "

@@ -69,7 +69,7 @@ class Tool:
         self._wants_episode = EPISODE in parameters
         described = parse_docstring(inspect.getdoc(function) or "")
         notes = {p.arg_name: p.description for p in described.params if p.description}
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = self._hints = typing.get_type_hints(function, include_extras=True)
         fields = [
             self._field(parameter, hints, notes)
             for parameter in parameters.values()
@@ -118,14 +118,14 @@ class Tool:
 
     @property
     def usage(self) -> str:
-        """The signature for error messages, such as `search(query: string, limit?: integer)`."""
-        schema = self.spec["parameters"]
-        required = schema.get("required", [])
-        parts = [
-            f"{name}{'' if name in required else '?'}: {_type_name(kind)}"
-            for name, kind in schema["properties"].items()
+        """The signature for error messages, such as `search(query: str, limit: int = 3)`."""
+        signature = inspect.signature(self._function)
+        seen = [
+            parameter.replace(annotation=self._hints[name])
+            for name, parameter in signature.parameters.items()
+            if name != EPISODE
         ]
-        return f"{self.name}({', '.join(parts)})"
+        return f"{self.name}{signature.replace(parameters=seen, return_annotation=signature.empty)}"
 
     async def answer(self, arguments: Any, episode: "Episode") -> str:
         """Call the tool and return its result as text. Raise ToolError for invalid arguments."""
@@ -190,12 +190,3 @@ class Toolbox:
     @cached_property
     def _list_of_tools(self) -> str:
         return f"Tools: {', '.join(tool.usage for tool in self._tools.values()) or 'none'}"
-
-
-def _type_name(schema: dict[str, Any]) -> str:
-    """Return a short description of a JSON schema's type."""
-    if "enum" in schema:
-        return " or ".join(json.dumps(option) for option in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(_type_name(option) for option in schema["anyOf"])
-    return schema.get("type", "any")

@@ -88,10 +88,6 @@ def turn_group_mean(
 
     A turn has advantage 0 if fewer than two rollouts have this turn, or if all returns are equal.
     An unscorable rollout gets an empty list.
-
-    Args:
-        group: the rollouts, with the reward of each turn.
-        discount: factor of the next turn's return. With 0 only the turn's own reward counts.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

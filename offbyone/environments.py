@@ -27,7 +27,8 @@ def load(name: str, **options: Any) -> Environment:
     if "." not in name and (unknown := sorted(set(options) - set(node))):
         raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
     node |= options
-    _require_values(node, name)
+    if missing := sorted(OmegaConf.missing_keys(node)):
+        raise ValueError(f"the option {name}.{missing[0]} has no default: pass a value for it")
     return build(node)()
 
 
@@ -57,12 +58,3 @@ def _env_node(name: str) -> dict[str, Any]:
     node = OmegaConf.to_container(chosen, resolve=True)
     assert isinstance(node, dict)
     return {str(key): value for key, value in node.items()}
-
-
-def _require_values(value: Any, path: str) -> None:
-    """Raise ValueError if an option below `path` still has the placeholder ???."""
-    if value == "???":
-        raise ValueError(f"the option {path} has no default: pass a value for it")
-    if isinstance(value, dict | list):
-        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-            _require_values(child, f"{path}.{key}")

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "rl.evaluation rl.terminal lab.viewer envs",
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.evaluation envs",
-    "lab.sweeps": "rl.config rl.runtime rl.terminal",
+    "lab.sweeps": "rl.config rl.runtime rl.terminal lab.report",
     "lab.cli": "rl.config rl.dry_call rl.runtime lab.sweeps",
     "envs": "",
     "losses": "",

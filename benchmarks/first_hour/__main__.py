@@ -4,8 +4,9 @@
     python -m benchmarks.first_hour --table
 
 A stage whose result exists is not run again. Each stage is a process with a time limit, so that a
-stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. Stages but `runs`
-and `large` need only torch >= 2.11, transformers, peft, PyYAML, xxhash and msgspec.
+stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. `runs` and
+`large` need the other packages of the project, the other stages only torch >= 2.11, transformers,
+peft, PyYAML, xxhash and msgspec.
 """
 
 import argparse
@@ -14,34 +15,35 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.first_hour import hand_over, kernels, update
-
-STAGES: dict[str, Callable[[torch.device, bool], Iterator[dict[str, Any]]]] = {
-    "kernels": kernels.products,
-    "losses": kernels.losses,
-    "prefixes": kernels.prefixes,
-    **{f"update-{size}": partial(update.updates, size) for size in update.SIZES},
-    "ipc": hand_over.ipc,
-    "push": hand_over.push,
-    "engines": hand_over.engines,
-    "runs": lambda *asked: _runs().runs(*asked),
-    "large": lambda *asked: _runs().large(*asked),
+STAGES = {  # the generator of each stage's lines
+    "kernels": "kernels.products",
+    "losses": "kernels.losses",
+    "prefixes": "update.prefixes",
+    **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b")},
+    "profile": "update.profile",
+    "ipc": "hand_over.ipc",
+    "push": "hand_over.push",
+    "engines": "hand_over.engines",
+    "runs": "runs.runs",
+    "large": "runs.large",
 }
 LIMIT_S = 540
 METRICS = ("rollout/tokens_per_s", "time/update", "time/push", "time/step", "mismatch/mean_abs")
 
 
-def _runs() -> Any:
-    """Return the module whose imports need the packages of the project except vLLM."""
-    return import_module("benchmarks.first_hour.runs")
+def lines(stage: str, device: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Run a stage in this process and yield its results."""
+    import torch  # seconds: only in the process of a stage
+
+    module, _, name = STAGES[stage].rpartition(".")
+    made = getattr(import_module(f"benchmarks.first_hour.{module}"), name)
+    size = stage.partition("-")[2]
+    return made(*filter(None, [size]), torch.device(device), tiny)
 
 
 def main() -> None:
@@ -58,10 +60,10 @@ def main() -> None:
     parser.add_argument("--inside", action="store_true", help="run one stage in this process")
     asked = parser.parse_args()
     if asked.table:
-        lines = full_table(asked.out, asked.stages) if asked.full else table(asked.out)
-        print("\n".join(lines))
+        rows = full_table(asked.out, asked.stages) if asked.full else table(asked.out)
+        print("\n".join(rows))
     elif asked.inside:
-        for line in STAGES[asked.stages[0]](torch.device(asked.device), asked.tiny):
+        for line in lines(asked.stages[0], asked.device, tiny=asked.tiny):
             print(json.dumps(line), flush=True)
     else:
         asked.out.mkdir(parents=True, exist_ok=True)
@@ -97,8 +99,8 @@ def table(folder: Path) -> Iterator[str]:
     yield "|---|---|"
     for stage in STAGES:
         found = next((path for path in folder.glob(f"{stage}.*")), None)
-        lines = [json.loads(x) for x in found.read_text().splitlines()] if found else []
-        for line in lines or [{"result": "not run"}]:
+        results = [json.loads(x) for x in found.read_text().splitlines()] if found else []
+        for line in results or [{"result": "not run"}]:
             yield f"| {stage} | {', '.join(f'{key} {value}' for key, value in line.items())} |"
 
 
@@ -124,6 +126,8 @@ def full_table(folder: Path, stages: Sequence[str]) -> Iterator[str]:
 
 def machine() -> str:
     """Return the name of the GPU and the versions of driver and PyTorch."""
+    import torch
+
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return f"{name}, torch {torch.__version__}, Python {sys.version.split()[0]}"
 

@@ -1,4 +1,4 @@
-"""Single operations: products with a float32 result, gradients of all losses, shared prefixes."""
+"""Single operations: products with a float32 result, and the gradients of all losses."""
 
 import tempfile
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import yaml
-from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.first_hour.update import seconds
 from losses.aggregation import token_mean
@@ -77,11 +76,12 @@ def _node(name: str) -> dict[str, Any]:
 
 def _made(node: dict[str, Any]) -> Any:
     """Return the function or the object that a node with a `_target_` describes."""
+    module, _, name = node["_target_"].rpartition(".")
     options = {
         key: _made(value) if isinstance(value, dict) and "_target_" in value else value
         for key, value in node.items()
+        if key != "_target_"
     }
-    module, _, name = options.pop("_target_").rpartition(".")
     target = getattr(import_module(module), name)
     return target(**options) if isinstance(target, type) else partial(target, **options)
 
@@ -105,34 +105,3 @@ def _gradient(
     batch.weighted_sum(value).backward()
     given = [p.grad for p in module.parameters() if p.grad is not None]
     return torch.cat([g.double().flatten().cpu() for g in given])
-
-
-def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the time of attention and of a linear layer with shared prefixes and with plain rows.
-
-    Attention runs on gathered rows in both ways; the linear layer sees each shared token once.
-    """
-    rows, heads, size = (4, 2, 16) if tiny else (16, 16, 128)
-    for prefix, answer in ((8, 4),) if tiny else ((200, 400), (1000, 400), (2000, 200)):
-        length, distinct = prefix + answer, prefix + rows * answer
-        own = torch.arange(prefix, distinct, device=device).view(rows, answer)
-        index = torch.cat([torch.arange(prefix, device=device).expand(rows, -1), own], 1)
-        packed = torch.randn(distinct, heads * size, device=device).bfloat16().requires_grad_()
-        weight = torch.randn(heads * size, 3 * heads * size, device=device).bfloat16()
-
-        def attention(qkv: torch.Tensor, length: int = length) -> torch.Tensor:
-            q, k, v = qkv.view(rows, length, 3, heads, size).permute(2, 0, 3, 1, 4)
-            return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        def shared() -> torch.Tensor:
-            return attention((packed @ weight)[index])  # noqa: B023
-
-        def plain() -> torch.Tensor:
-            return attention(packed[index] @ weight)  # noqa: B023
-
-        gap = float((shared() - plain()).detach().abs().max())
-        line: dict[str, Any] = {"prefix": prefix, "answer": answer, "rows": rows, "max_gap": gap}
-        for name, work in {"shared": shared, "plain": plain}.items():
-            took = seconds(lambda: work().sum().backward(), device, repeats=5)  # noqa: B023
-            line[f"{name}_ms"] = round(1000 * took, 2)
-        yield line

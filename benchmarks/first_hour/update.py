@@ -4,6 +4,7 @@ The optimizer step is that of ZeRO 0: float32 gradients, master weights and mome
 work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's products.
 """
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from rl.learner.weight_gradients import keep_weight_gradients
 from rl.model.loading import compile_layers, recompute_layers
 from rl.model.lora import LoRA
 from rl.model.shape import GIB, shape
+from rl.model.shared_prefixes import share_prefixes
 from rl.placement.memory import trainer_need
 
 PEAK_FLOPS = 989e12  # of an H100 or H200 in bfloat16
@@ -56,6 +58,8 @@ class Updater:
             recompute_layers(model)
         elif how == "compiled":
             compile_layers(model)
+        elif how == "shared":
+            share_prefixes(model)
         self.module = PolicyModule(model.train(), chunk=1024)
         keep_weight_gradients(self.module)
         self.adapter = adapter
@@ -86,13 +90,59 @@ class Updater:
             master.grad = None
 
 
+def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of an update of a group, with shared prefixes and with plain rows."""
+    made, rows = config("0.6b", tiny), 16
+    for prompt, answer in ((8, 4),) if tiny else ((200, 400), (1000, 400), (2000, 200)):
+        line: dict[str, Any] = {"prompt": prompt, "answer": answer, "rows": rows}
+        length = prompt + answer
+        token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
+        token_ids[:, :prompt] = token_ids[0, :prompt]
+        mask = torch.arange(length, device=device).expand(rows, -1) >= prompt
+        for how in ("plain", "shared"):
+            reset(device)
+            updater = Updater(made, device, "lora", how)
+            updater.passes(token_ids, mask)
+            took = seconds(lambda: updater.passes(token_ids, mask), device, repeats=3)  # noqa: B023
+            line[f"{how}_ms"] = round(1000 * took, 1)
+            if device.type == "cuda":
+                line[f"{how}_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
+        yield line
+
+
+def profile(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the kernels that take most of the GPU's time in an update of 4B with LoRA."""
+    made, rows, length = config("4b", tiny), 8, 32 if tiny else 1024
+    token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
+    mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
+    updater = Updater(made, device, "lora", "plain")
+    for _ in range(2):
+        updater.step(token_ids, mask)
+    times = kernels(lambda: updater.step(token_ids, mask), device)
+    total = sum(took for took, _, _ in times)
+    for took, name, count in sorted(times, reverse=True)[:15]:
+        yield {"share": round(took / total, 3), "calls": count, "kernel": name[:90]}
+
+
+def kernels(work: Callable[[], object], device: torch.device) -> list[tuple[float, str, int]]:
+    """Return the seconds, the name and the number of calls of each kernel on the device."""
+    with torch.profiler.profile(acc_events=True) as recorded:
+        seconds(work, device, repeats=1)
+    kind = (
+        torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
+    )
+    time_of = operator.attrgetter(f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total")
+    events = [event for event in recorded.key_averages() if event.device_type == kind]
+    return [(time_of(event) / 1e6, event.key, event.count) for event in events]
+
+
 def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield a line for each adapter and way of computing the layers."""
     made, rows, length = config(size, tiny), 8, 32 if tiny else 1024
     token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
     mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    for adapter in ("lora", "none"):
-        for how in ("plain", "compiled", "checkpointed"):
+    for how in ("plain", "checkpointed", "compiled"):
+        for adapter in ("lora", "none"):
             line = {"adapter": adapter, "layers": how}
             line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
             try:
@@ -121,8 +171,14 @@ def measured(
     alone = seconds(passes, token_ids.device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
     rate = round(token_ids.numel() / took)
+    busy = sum(took for took, _, _ in kernels(step, token_ids.device)) / took
     speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
-    return speed | {"optimizer_ms": round(1000 * (took - alone), 1)}
+    speed["gpu_busy"] = round(busy, 2)
+    updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=True)
+    step()
+    fused = seconds(step, token_ids.device, repeats=5)
+    steps = {"optimizer_ms": took - alone, "fused_optimizer_ms": fused - alone}
+    return speed | {name: round(1000 * value, 1) for name, value in steps.items()}
 
 
 def flops(made: Qwen3Config, adapter: str, token_ids: torch.Tensor) -> float:

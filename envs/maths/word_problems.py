@@ -6,7 +6,7 @@
 Each step applies one operation to the current number. min_steps and max_steps set the difficulty.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from envs.maths.questions import Procedural, Question
@@ -15,50 +15,40 @@ from envs.options import check_range
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
 
-Step = tuple[str, str, int]  # (sentence, arithmetic expression, its result)
+Draw = Callable[[int, Random], Sequence[int]]
 
 
-def _receive(total: int, name: str, things: str, rng: Random) -> Step:
-    n = rng.randint(2, 40)
-    return f"A friend gives {name} {n} more {things}.", f"{total} + {n}", total + n
+def _divisors(total: int) -> list[int]:
+    return [k for k in range(2, 10) if total % k == 0 and total > k]
 
 
-def _buy_bags(total: int, name: str, things: str, rng: Random) -> Step:
-    bags, each = rng.randint(2, 9), rng.randint(2, 12)
-    sentence = f"{name} buys {bags} bags with {each} {things} in each."
-    return sentence, f"{total} + {bags} * {each}", total + bags * each
-
-
-def _give_away(total: int, name: str, things: str, rng: Random) -> Step | None:
-    if total < 3:
-        return None
-    n = rng.randint(1, min(total - 1, 40))
-    return f"{name} gives {n} {things} to a neighbour.", f"{total} - {n}", total - n
-
-
-def _multiply(total: int, name: str, things: str, rng: Random) -> Step | None:
-    if total > 400:
-        return None
-    k = rng.randint(2, 4)
-    sentence = f"At a market {name} trades every one of the {things} for {k} others."
-    return sentence, f"{total} * {k}", total * k
-
-
-def _share(total: int, name: str, things: str, rng: Random) -> Step | None:
-    divisors = [k for k in range(2, 10) if total % k == 0 and total > k]
-    if not divisors:
-        return None
-    k = rng.choice(divisors)
-    sentence = f"{name} sorts the {things} into {k} equal heaps and keeps one heap."
-    return sentence, f"{total} / {k}", total // k
-
-
-STEPS: tuple[Callable[[int, str, str, Random], Step | None], ...] = (
-    _receive,
-    _buy_bags,
-    _give_away,
-    _multiply,
-    _share,
+# (sentence, operation, function that draws the numbers of both: none if the step is impossible)
+STEPS: tuple[tuple[str, str, Draw], ...] = (
+    (
+        "A friend gives {name} {0} more {things}.",
+        "{total} + {0}",
+        lambda _, rng: [rng.randint(2, 40)],
+    ),
+    (
+        "{name} buys {0} bags with {1} {things} in each.",
+        "{total} + {0} * {1}",
+        lambda _, rng: [rng.randint(2, 9), rng.randint(2, 12)],
+    ),
+    (
+        "{name} gives {0} {things} to a neighbour.",
+        "{total} - {0}",
+        lambda total, rng: [rng.randint(1, min(total - 1, 40))] if total >= 3 else [],
+    ),
+    (
+        "At a market {name} trades every one of the {things} for {0} others.",
+        "{total} * {0}",
+        lambda total, rng: [rng.randint(2, 4)] if total <= 400 else [],
+    ),
+    (
+        "{name} sorts the {things} into {0} equal heaps and keeps one heap.",
+        "{total} / {0}",
+        lambda total, rng: [rng.choice(_divisors(total))] if _divisors(total) else [],
+    ),
 )
 
 
@@ -77,14 +67,14 @@ class WordProblems(Procedural):
         story, lines, code = [f"{name} has {total} {things}."], [], str(total)
         num_steps = rng.choice(self._num_steps)
         while len(lines) < num_steps:
-            step = rng.choice(STEPS)(total, name, things, rng)
-            if step is None:
+            sentence, operation, draw = rng.choice(STEPS)
+            if not (numbers := draw(total, rng)):
                 continue
-            sentence, operation, after = step
-            story.append(sentence)
-            lines.append(f"{operation} = {after}")
-            # `operation` begins with the last total. The code computes this total instead.
-            rest = operation.removeprefix(str(total)).replace("/", "//")
-            code, total = f"({code}){rest}" if len(lines) > 1 else f"{code}{rest}", after
+            story.append(sentence.format(*numbers, name=name, things=things))
+            # The code computes the last total, with which the line of the solution begins.
+            known = f"({code})" if lines else code
+            code = operation.replace("/", "//").format(*numbers, total=known)
+            before, total = total, eval(code)
+            lines.append(f"{operation.format(*numbers, total=before)} = {total}")
         story.append(f"How many {things} does {name} have now?")
         return Question(" ".join(story), str(total), "\n".join(lines), code)

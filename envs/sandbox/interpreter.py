@@ -16,7 +16,6 @@ import sys
 import traceback
 import types
 from collections import deque
-from types import CodeType
 
 from envs.sandbox.confinement import confine
 
@@ -70,25 +69,17 @@ class Interpreter:
         linecache.cache[NAME] = (len(code), None, [f"{line}\n" for line in code.splitlines()], NAME)
         names = self._module.__dict__
         try:
-            statements, last = _compiled(code)
-            exec(statements, names)
+            tree, last = ast.parse(code, NAME), None
+            if tree.body and isinstance(ending := tree.body[-1], ast.Expr):
+                last = compile(ast.Expression(ending.value), NAME, "eval")
+                tree.body.pop()
+            exec(compile(tree, NAME, "exec"), names)
             value = eval(last, names) if last else None
             if value is not None:
                 printed.write(f"{value!r}\n")
         except BaseException as error:  # noqa: BLE001 (SystemExit included)
             printed.write(_traceback_of(error))
         return printed.text()
-
-
-def _compiled(code: str) -> tuple[CodeType, CodeType | None]:
-    """Return the compiled statements, and separately the compiled last expression, if any."""
-    tree = ast.parse(code, NAME)
-    last = None
-    match tree.body:
-        case [*_, ast.Expr(value=value)]:
-            tree.body.pop()
-            last = compile(ast.Expression(value), NAME, "eval")
-    return compile(tree, NAME, "exec"), last
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -105,29 +96,26 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, last[0], limit=-MAX_FRAMES))
 
 
-def receive(fd: int, count: int) -> bytes:
+def receive(stream: io.BufferedReader, count: int) -> bytes:
     """Return exactly `count` bytes. End the process if the other side closed the socket."""
-    data = b""
-    while len(data) < count:
-        part = os.read(fd, count - len(data))
-        if not part:
-            os._exit(0)  # skips atexit functions that the policy's code registered
-        data += part
+    data = stream.read(count)
+    if len(data) < count:
+        os._exit(0)  # skips atexit functions that the policy's code registered
     return data
 
 
-def send(fd: int, ticket: bytes, text: str) -> None:
+def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
     """Send one message with this ticket."""
     content = text.encode(errors="backslashreplace")
-    data = HEADER.pack(len(content), ticket) + content
-    while data:
-        data = data[os.write(fd, data) :]
+    stream.write(HEADER.pack(len(content), ticket) + content)
+    stream.flush()
 
 
 def main() -> None:
     """Confine this process, then answer requests. The last program argument is JSON options."""
     options = json.loads(sys.argv[-1])
-    fd, packages = options["fd"], options["packages"]
+    packages, fd = options["packages"], options["fd"]
+    requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)
     try:
         confine(
             memory_mb=options["memory_mb"],
@@ -135,7 +123,7 @@ def main() -> None:
             allow_without_landlock=options["allow_without_landlock"],
         )
     except OSError as error:
-        send(fd, READY, str(error))
+        send(answers, READY, str(error))
         return
     sys.argv = [""]
     # The policy's code may import Python's library and `packages`, but not this project.
@@ -143,8 +131,8 @@ def main() -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
         del sys.modules[name]
     interpreter = Interpreter(options["max_output_chars"])
-    send(fd, READY, "")
+    send(answers, READY, "")
     while True:
-        length, ticket = HEADER.unpack(receive(fd, HEADER.size))
-        code = receive(fd, length).decode(errors="replace")
-        send(fd, ticket, interpreter.run(code))
+        length, ticket = HEADER.unpack(receive(requests, HEADER.size))
+        code = receive(requests, length).decode(errors="replace")
+        send(answers, ticket, interpreter.run(code))

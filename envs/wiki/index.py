@@ -1,7 +1,7 @@
 """The tools of wiki-search (BM25 search, list of sections, section) and its reward `found`."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import bm25s
@@ -88,23 +88,14 @@ def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
     """
     found: list[float] = []
     missing = set(wanted)
-    for results in _searches(messages):
-        new = missing & results
-        missing -= new
-        found.append(len(new) / len(wanted) if wanted else 0.0)
-    return found
-
-
-def _searches(messages: Sequence[Message]) -> Iterator[set[str]]:
-    """Yield for each turn the set of page ids that its searches listed."""
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        before = len(missing)
         calls = message.get("tool_calls") or []
-        answers = messages[i + 1 : i + 1 + len(calls)]  # fewer than `calls` if the episode ended
-        yield {
-            page
-            for call, answer in zip(calls, answers, strict=False)
-            if call["function"]["name"] == "search_pages" and answer["role"] == "tool"
-            for page in str(answer["content"]).split("\n")
-        }
+        # There are fewer answers than calls if the episode ended.
+        for call, answer in zip(calls, messages[i + 1 :], strict=False):
+            if call["function"]["name"] == "search_pages" and answer["role"] == "tool":
+                missing -= set(str(answer["content"]).split("\n"))
+        found.append((before - len(missing)) / len(wanted) if wanted else 0.0)
+    return found

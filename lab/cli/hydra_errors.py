@@ -6,10 +6,10 @@ composed again with only the group choices of the command line, such as loss=grp
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -79,18 +79,11 @@ def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     """Return all dotted keys and all groups of the configuration that the arguments select."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
+    own = get_args_parser().parse_known_args(arguments)[0].config_dir
+    search = [f"hydra.searchpath=[file://{Path(own).absolute()}]"] if own else []
     with initialize_config_dir(str(CONF), version_base=None):
         try:
-            config = compose(primary, [*_config_dir_override(arguments), *choices])
+            config = compose(primary, [*search, *choices])
         except (HydraException, OmegaConfBaseException):  # a group has no file of the chosen name
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]
-
-
-def _config_dir_override(arguments: list[str]) -> list[str]:
-    """Return the override that lets Hydra also search the folder of --config-dir."""
-    for argument, following in pairwise([*arguments, ""]):
-        flag, _, value = argument.partition("=")
-        if flag in ("--config-dir", "-cd"):
-            return [f"hydra.searchpath=[file://{Path(value or following).absolute()}]"]
-    return []

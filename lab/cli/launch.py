@@ -133,6 +133,9 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
     def run(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
         in_sweep = chosen.mode == RunMode.MULTIRUN
+        if config.get("until") and not in_sweep:
+            error = ConfigError(["until=decided adds runs to a sweep: add --multirun"])
+            exit_with("this run cannot start", error, BAD_CONFIG)
         sweep = sweep_of_this_process() if in_sweep else None
         command = (
             sweep.read_info()["run_command"]
@@ -242,6 +245,17 @@ def own_folder(arguments: list[str]) -> list[str]:
     if any(part.startswith(_SEARCH_PATH) for part in arguments):
         return arguments
     return [*arguments, f"{_SEARCH_PATH}[file://{here.resolve()}]"]
+
+
+def run_program(
+    function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
+) -> None:
+    """Call a function with the configuration that the command line composes.
+
+    `primary` and `added`: see `explain_hydra_error`.
+    """
+    composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
+    launch(composing(task(function)), primary, added)
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:

@@ -10,13 +10,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, composed, exit_with
@@ -126,15 +128,20 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    sweeper = config.hydra.sweeper
-    if not str(sweeper._target_).endswith(".BasicSweeper"):
+    if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return []
-    lines = [f"{key}={value}" for key, value in (sweeper.params or {}).items()]
+    lines = lines_of(config) + ["seed=0"] * bool(config.get("until"))
     loader = GlobalHydra.instance().config_loader()
-    overrides = OverridesParser.create(loader).parse_overrides(
-        [*lines, *config.hydra.overrides.task]
-    )
+    overrides = OverridesParser.create(loader).parse_overrides(lines)
     return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
+
+
+def lines_of(config: DictConfig) -> list[str]:
+    """Return the overrides of a sweep's jobs, with `until` all but its keys and the seed."""
+    params = (config.hydra.sweeper.params or {}).items()
+    lines = [*(f"{key}={value}" for key, value in params), *config.hydra.overrides.task]
+    left_out = ("until", "seed") if config.get("until") else ()
+    return [line for line in lines if key_of(line).partition(".")[0] not in left_out]
 
 
 def vary_seeds_last(config: DictConfig) -> None:
@@ -142,13 +149,37 @@ def vary_seeds_last(config: DictConfig) -> None:
 
     A sweep that is cut short can then still compare its arms.
     """
-    sweeper, task = config.hydra.sweeper, config.hydra.overrides.task
+    sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
-        lines = [*(f"{key}={value}" for key, value in (sweeper.params or {}).items()), *task]
+        lines = lines_of(config)
         with read_write(config), open_dict(config):
             # Hydra varies the last override fastest. Its sweeper puts `params` before `task`.
             sweeper.params = None
             config.hydra.overrides.task = sorted(lines, key=lambda line: key_of(line) != "seed")
+
+
+def use_until(config: DictConfig) -> None:
+    """Let Hydra make the sweeper of until=decided; raise ConfigError if that is impossible."""
+    until, sweeper = OmegaConf.to_container(config.until), str(config.hydra.sweeper._target_)
+    assert isinstance(until, dict)
+    problems = []
+    for key in ("smallest_effect", "max_hours"):
+        value = until.get(key)
+        is_number = isinstance(value, int | float) and 0 < value < inf
+        if (not is_number or value is True) and (key, value) != ("max_hours", None):
+            problems.append(f"until.{key}={value}: set it to a number above 0")
+    if not sweeper.endswith(".BasicSweeper"):
+        problems.append(f"until=decided cannot use {sweeper}: remove hydra/sweeper=...")
+    if seeds := [item for item in config.hydra.overrides.task if key_of(item) == "seed"]:
+        problems.append(f"{seeds[0]}: until=decided chooses the seeds, remove it")
+    if len(jobs_of(config)) < 2 and not problems:
+        problems.append("until=decided compares arms: give a setting two values, loss=cispo,grpo")
+    if problems:
+        raise ConfigError(problems)
+    from lab.sweeps.until import UntilDecided  # imports numpy, which other sweeps do not need
+
+    # Hydra makes only classes of its own packages, so this one takes the name of its base class.
+    Plugins.instance().class_name_to_class[sweeper] = UntilDecided
 
 
 class SweepStart(Callback):
@@ -156,28 +187,32 @@ class SweepStart(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Lock the sweep's folder, record its jobs and print the command that resumes it."""
-        vary_seeds_last(config)
+        until = config.get("until")
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
         if folder.exists() and not is_named:  # another sweep started in the same second
             folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         try:
+            if until:
+                use_until(config)
             slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
             _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)
+        vary_seeds_last(config)
         with read_write(config), open_dict(config):
             config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
-        again = rerun_command(sys.orig_argv, folder)
+        again, numbers = rerun_command(sys.orig_argv, folder), job_numbers(sweep, jobs_of(config))
         info = {
             "question": sweep.read_info().get("question") or question_of(config),
             "command": again,
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
-            "jobs": job_numbers(sweep, jobs_of(config)),
+            "jobs": [] if until else numbers,
+            **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],
             "process": this_process(),
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),

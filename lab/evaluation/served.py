@@ -18,6 +18,7 @@ from lab.evaluation.settings import P, PolicySettings
 from rl.config.build import build, construct
 from rl.config.nodes import InferenceNode
 from rl.config.positions import ADAPTER
+from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, as_config_error
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
@@ -52,13 +53,11 @@ def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, A
 
 
 @contextmanager
-def locked_run_folder(
-    settings: PolicySettings, problems: Callable[[Mapping[str, Any]], Iterator[str]]
-) -> Iterator[RunFolder]:
+def locked_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        if found := list(problems(settings.plain())):  # checked again, now under the lock
+        if found := list(run_folder_problems(settings.plain())):  # again, now under the lock
             raise ConfigError(found)
         yield run_folder
 

@@ -17,16 +17,9 @@ from rl.config.facts import fact, is_external, is_imitator
 from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_model_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
-from rl.config.rules import (
-    data_files,
-    lengths,
-    model_folders,
-    output_head,
-    rewards,
-    secret_problems,
-)
+from rl.config.resume_rules import run_folder_problems
+from rl.config.rules import data_files, lengths, output_head, rewards, secret_problems
 from rl.config.schema import Settings
-from rl.runtime.folder import RunFolder
 
 Config = Mapping[str, Any]
 Rule = Callable[[Config], Iterator[str]]
@@ -67,15 +60,14 @@ class Evaluation(PolicySettings):
 
 def checked(config: Config) -> Evaluation:
     """Return the checked options of an evaluation. Raise ConfigError if a rule refuses them."""
-    return checked_as(Evaluation, without_training_keys(config), evaluation_folder_problems)
+    return checked_as(Evaluation, without_training_keys(config))
 
 
-def checked_as(kind: type[P], config: Config, folder_problems: Rule) -> P:
+def checked_as(kind: type[P], config: Config) -> P:
     """Return the configuration as an object of class `kind`. Raise ConfigError if it is invalid."""
-    rules = (*POLICY_RULES, folder_problems)
 
     def problems(config: Config) -> list[str]:
-        return [problem for rule in rules for problem in rule(config)]
+        return [problem for rule in POLICY_RULES for problem in rule(config)]
 
     check(config, f"{kind.__module__}.{kind.__name__}", problems)
     return kind.of(config)
@@ -127,24 +119,12 @@ def _evaluation_problems(config: Config) -> Iterator[str]:
         yield f"adapter_path={path} contains no {ADAPTER}: set it to the folder of a LoRA adapter"
 
 
-def evaluation_folder_problems(config: Config) -> Iterator[str]:
-    """Yield a problem if run_name is not a valid name or its folder already contains a run."""
-    name, parent = config["run_name"], Path(config["output_dir"])
-    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield (
-            f'run_name="{name}" leads outside of output_dir={parent}: use the name of a folder '
-            "without .. and without / at the start"
-        )
-    elif RunFolder(parent / name).is_run:
-        yield f"{parent / name} already contains a run or an evaluation: set another run_name"
-
-
 POLICY_RULES: tuple[Rule, ...] = (
     secret_problems,
     lengths,
     rewards,
     output_head,
-    model_folders,
     data_files,
     _evaluation_problems,
+    run_folder_problems,
 )

@@ -23,7 +23,7 @@ from lab.evaluation.served import (
     record_start,
     serving_policy,
 )
-from lab.evaluation.settings import Evaluation, checked, evaluation_folder_problems
+from lab.evaluation.settings import Evaluation, checked
 from lab.evaluation.table import dash_for_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
@@ -48,8 +48,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     evaluation = prepared_settings(config, checked)
     console = Console()
     env: Environment = build(evaluation.env)()
-    in_folder = locked_run_folder(evaluation, evaluation_folder_problems)
-    with in_folder as run_folder, as_run_failures():
+    with locked_run_folder(evaluation) as run_folder, as_run_failures():
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):

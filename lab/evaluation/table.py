@@ -1,19 +1,20 @@
 """The table of an evaluation's results for the terminal."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl.evaluation.summary import Summary, advice
+from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
-    """Return a table of the results, advice, the most frequent errors, and the result files."""
+    """Return a table of the results, the most frequent errors, and the result files."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
@@ -27,13 +28,15 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
         f"a rollout passes with reward >= {threshold:g}; ± is one standard error over examples"
     )
     lines.append(Text(passing, "dim"))
-    lines += [Text(f"! {text}", "yellow") for text in advice(summary)]
-    lines += [
-        _as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red")
-        for cause, count in list(summary.errors.items())[:5]
-    ]
+    lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
+
+
+def error_lines(errors: Mapping[str, int]) -> list[Text]:
+    """Return lines with the first errors. `errors`: error text -> number of rollouts."""
+    first = list(errors.items())[:5]
+    return [_as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
 
 
 def _as_text(text: str, style: str = "") -> Text:

@@ -3,19 +3,17 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import tokenizers
 import torch
+from pandas import DataFrame
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from lab.losses.arms import CHANGEABLE, Arm, arms_of
-from lab.losses.differences import Difference, difference, largest
 from lab.losses.page import write_page
-from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps
-from lab.viewer.token_record import pieces, tokenizer_of
+from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
+from lab.viewer.token_record import tokenizer_of
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
@@ -87,77 +85,64 @@ def _compare(
     if not batches:
         raise ValueError(f"{folder} trained no token in the steps {steps[0]} to {steps[-1]}")
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
-    results = [
-        [arm.gradient(batch, folder, betas.get(batch.step, 0.0)) for batch in batches]
-        for arm in arms
-    ]
-    grads = [[gradient for _, gradient in one] for one in results]
-    rows = [
-        _row(arm.name, _difference(results[0], one)) for arm, one in zip(arms, results, strict=True)
-    ]
+    rows, grads = [], list[Tensor]()
+    for arm in arms:
+        found = [arm.gradient(batch, folder, betas.get(batch.step, 0.0)) for batch in batches]
+        grads.append(torch.cat([gradient for _, gradient in found]))
+        objective = sum(value for value, _ in found) / len(found)
+        rows.append((arm.name, f"{objective:.5g}", *difference(grads[0], grads[-1])))
     basis = _basis(batches, grads[0])
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(basis, table, sep="\n\n", markup=False)
-    tokenizer, _ = tokenizer_of(folder)
+    tokens = token_table(batches, tokenizer_of(folder)[0])
     for arm, own in zip(arms[1:], grads[1:], strict=True):
-        places = largest(grads[0], own, int(count))
-        _print_tokens(console, arm, batches, grads[0], own, places, tokenizer)
+        compared = tokens.assign(base=grads[0].numpy(), own=own.numpy())
+        _print_tokens(console, arm, compared, int(count))
     page = Path(options.get("out") or folder.path / "losses.html")
     shown = {"run": folder.name, "basis": basis, "columns": COLUMNS, "rows": rows}
-    write_page(page, arms, batches, grads, tokenizer, **shown)
+    write_page(page, arms, tokens, grads, **shown)
     console.print(f"\npage    {page}", markup=False)
 
 
-def _difference(base: Sequence[Any], arm: Sequence[Any]) -> Difference:
-    ours, theirs = (torch.cat([gradient for _, gradient in one]) for one in (base, arm))
-    return difference(ours, theirs, sum(value for value, _ in arm) / len(arm))
+def difference(base: Tensor, arm: Tensor) -> list[str]:
+    """Compare two gradients [N] of the same tokens: the last columns of `COLUMNS`.
+
+    They are NaN where both, or one, have no gradient.
+    """
+    base, arm = base.double(), arm.double()
+    norms = base.norm(), arm.norm()
+    moved = ((base != 0) | (arm != 0)).sum()
+    shares = (base * arm > 0, base * arm < 0, (base != 0) & (arm == 0), (base == 0) & (arm != 0))
+    cosine, norm = base @ arm / (norms[0] * norms[1]), norms[1] / norms[0]
+    return [f"{cosine:.4f}", f"{norm:.4g}", *(f"{100 * x.sum() / moved:.1f} %" for x in shares)]
 
 
-def _row(name: str, one: Difference) -> tuple[str, ...]:
-    shares = (one.agree, one.opposite, one.only_base, one.only_arm)
-    numbers = (f"{one.objective:.5g}", f"{one.cosine:.4f}", f"{one.norm:.4g}")
-    return (name, *numbers, *(f"{100 * share:.1f} %" for share in shares))
-
-
-def _basis(batches: Sequence[RecordedBatch], grads: Sequence[Tensor]) -> str:
+def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     """Return what was compared, and how exactly the recorded gradients were repeated."""
-    most = max(batch.grads.abs().max().item() for batch in batches)
-    pairs = zip(grads, batches, strict=True)
-    gap = max((grad - batch.grads).abs().max().item() for grad, batch in pairs)
-    num_tokens = sum(len(batch.weights) for batch in batches)
+    recorded = torch.cat([batch.grads for batch in batches])
+    most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     untrained = sum(batch.num_untrained for batch in batches)
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
     exact = f"{gap / most:.1g} of the largest" if most else "without any gradient"
     return (
-        f"{num_tokens} tokens of {len(batches)} updates, steps {batches[0].step} to "
+        f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
         f"{batches[-1].step}.{left} The run's own loss repeats the recorded gradients to {exact}."
     )
 
 
-def _print_tokens(
-    console: Console,
-    arm: Arm,
-    batches: Sequence[RecordedBatch],
-    base: Sequence[Tensor],
-    own: Sequence[Tensor],
-    places: Sequence[tuple[int, int]],
-    tokenizer: tokenizers.Tokenizer | None,
-) -> None:
-    """Print what the arm changes, and its tokens at `places` (index of batch, of token)."""
+def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> None:
+    """Print what the arm changes, and the tokens whose gradients differ most from the run's."""
     ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
     changes = ", ".join(arm.changes) or "nothing"
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
-    for number, i in places:
-        batch, tokens = batches[number], batches[number].tokens
-        text = printable(repr(pieces(tokenizer, [int(batch.token_ids[i])])[0]))
-        rollout = batch.rollout_ids[int(tokens.sequence_ids[i])]
-        where = (batch.step, rollout, int(tokens.turns[i]), int(tokens.positions[i]))
-        numbers = (batch.ratios[i], tokens.advantages[i], base[number][i], own[number][i])
-        shown = (*where, text, int(tokens.staleness[i]), *(f"{x.item():.3g}" for x in numbers))
-        table.add_row(*map(str, shown))
-    if places:
+    gaps = (tokens.own - tokens.base).abs()
+    for token in tokens.loc[gaps.nlargest(count).index].itertuples():
+        where = (token.step, token.rollout, token.turn, token.at, printable(repr(token.text)))
+        numbers = (token.ratio, token.advantage, token.base, token.own)
+        table.add_row(*map(str, (*where, token.stale)), *(f"{x:.3g}" for x in numbers))
+    if table.rows:
         console.print("the tokens whose gradients differ most:", table, sep="\n", markup=False)

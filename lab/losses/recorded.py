@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import tokenizers
 import torch
+from pandas import DataFrame
 from torch import Tensor
 
+from lab.viewer.token_record import pieces
 from losses.groups import Source
 from losses.tokens import Tokens, ratio_to
 from rl.runtime.folder import RunFolder
@@ -118,6 +122,29 @@ def _batch(
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
     )
+
+
+def token_table(
+    batches: Sequence[RecordedBatch], tokenizer: tokenizers.Tokenizer | None
+) -> DataFrame:
+    """Return the trained tokens of all batches, one per row, in their order."""
+    parts = []
+    for batch in batches:
+        tokens, places = batch.tokens, batch.tokens.sequence_ids
+        ids = [batch.token_ids[places == row].tolist() for row in range(len(batch.rows))]
+        columns = {
+            "row": places,
+            "turn": tokens.turns,
+            "at": tokens.positions,
+            "stale": tokens.staleness,
+            "ratio": batch.ratios,
+            "advantage": tokens.advantages,
+        }
+        part = DataFrame({name: values.numpy() for name, values in columns.items()})
+        part["text"] = [text for row in ids for text in pieces(tokenizer, row)]
+        part["rollout"] = [batch.rollout_ids[row] for row in places.tolist()]
+        parts.append(part.assign(step=batch.step, update=batch.update))
+    return pandas.concat(parts, ignore_index=True)
 
 
 def _source(id: str) -> Source:

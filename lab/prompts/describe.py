@@ -1,12 +1,13 @@
-"""Describes rollouts to the reflection model: query, completion, expected answer and reward."""
+"""The rollouts of a search, and their descriptions for the reflection model."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from envs.episode import Example
-from envs.messages import Message
-from lab.prompts.prompt_player import Attempt
+from envs.episode import Example, Split
+from envs.messages import Message, text_of
+from envs.protocol import Environment
 
 THINKING = "thinking"
 FIELDS = (
@@ -15,55 +16,81 @@ FIELDS = (
 )
 
 
+@dataclass(frozen=True)
+class Task:
+    """One example, and the split (train or eval) that it belongs to."""
+
+    split: Split
+    example: Example
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout of an example with a given system prompt."""
+
+    example: Example
+    turns: list[Message]  # the conversation from the policy's first message on
+    record: dict[str, Any]  # the rollout's line in rollouts.jsonl
+
+    @property
+    def reward(self) -> float | None:
+        """The reward; None if the rollout has none, because of an error."""
+        return self.record["reward"]
+
+
+def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
+    """Return the system prompt that all examples have, from which the search starts.
+
+    Raises:
+        ValueError: the examples have no system prompt, or different system prompts.
+    """
+    openings = [env.environment_of(example).opened(example.messages) for example in examples]
+    firsts = [messages[0] if messages else {} for messages in openings]
+    prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
+    if prompts == {""} or len(prompts) > 1:
+        has = "different system prompts" if len(prompts) > 1 else "no system prompt"
+        raise ValueError(
+            f"the environment {env.name!r} has {has}, but the search starts from one: set "
+            "env.system_prompt='...' or env.system_prompt=<a .txt or .md file>"
+        )
+    return prompts.pop()
+
+
 def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
     """Return the description of one rollout. `columns`: additional fields (state_columns)."""
     record, info = attempt.record, attempt.example.info
-    turns = record["messages"][attempt.num_opening :]
     description: dict[str, Any] = {
         "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),
-        "completion": conversation(turns),
+        "completion": conversation(attempt.turns),
         **({"expected_answer": info["answer"]} if "answer" in info else {}),
         "reward": record["reward"],
-        **(
-            {"error": f"the rollout was cut off: {record['stop_reason']}"}
-            if record["stop_reason"] != "stop"
-            else {}
-        ),
     }
-    thoughts = filter(None, (message.get("reasoning_content") for message in turns))
+    if (reason := record["stop_reason"]) != "stop":
+        description["error"] = f"the rollout was cut off: {reason}"
+    thoughts = filter(None, (message.get("reasoning_content") for message in attempt.turns))
     known = {**info, **record, THINKING: "\n".join(thoughts)}
-    return description | {name: _as_json(known.get(name)) for name in columns}
+    return description | {name: _as_text(known.get(name)) for name in columns}
 
 
 def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
     """Raise ValueError if `columns` contains a field that no rollout has."""
-    known = {key for example in examples for key in example.info}
-    if unknown := [name for name in columns if name not in known and name not in FIELDS]:
+    known = [*FIELDS, *sorted({key for example in examples for key in example.info})]
+    if unknown := [name for name in columns if name not in known]:
         raise ValueError(
             f"state_columns contains {', '.join(unknown)}, which no rollout has: choose from "
-            f"{', '.join([*FIELDS, *sorted(known)])}"
+            f"{', '.join(known)}"
         )
 
 
 def conversation(messages: Sequence[Message]) -> str:
     """Return the messages as one text with roles. A single message is returned without its role."""
-    if len(messages) == 1 and not messages[0].get("tool_calls"):
-        return str(messages[0].get("content") or "")
-    return "\n".join(line for message in messages for line in _lines(message))
+    texts = [text_of({**message, "reasoning_content": None}) for message in messages]
+    if len(texts) == 1:
+        return texts[0]
+    return "\n".join(f"{m.get('role')}: {text}" for m, text in zip(messages, texts, strict=True))
 
 
-def _lines(message: Message) -> list[str]:
-    role, content = message.get("role", ""), message.get("content") or ""
-    lines = [f"{role}: {content}"] if content else []
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", {})
-        arguments = _as_json(function.get("arguments", ""))
-        problem = f" [{call['error']}]" if call.get("error") else ""
-        lines.append(f"{role} calls {function.get('name')}({arguments}){problem}")
-    return lines
-
-
-def _as_json(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     """Return a mapping or a list as JSON text. Otherwise GEPA formats it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

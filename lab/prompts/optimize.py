@@ -5,13 +5,11 @@ outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  me
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import yaml
 from rich.console import Console
 
 from envs.protocol import Environment
@@ -23,28 +21,26 @@ from lab.evaluation.served import (
     record_start,
     serving_policy,
 )
-from lab.prompts.closing_lines import closing_lines
-from lab.prompts.describe import check_columns
-from lab.prompts.outputs import PROMPT, Candidates, write_outputs
-from lab.prompts.prompt_player import PromptPlayer, Task, starting_prompt
+from lab.evaluation.settings import PolicySettings
+from lab.prompts.describe import Task, check_columns, starting_prompt
+from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
 from lab.prompts.settings import PromptOptimization, checked
-from lab.prompts.teacher import Reflection, ReflectionModel
+from lab.prompts.teacher import Reflection
 from rl.config.build import build
-from rl.config.resume_rules import run_folder_problems
+from rl.config.nodes import ModelNode
 from rl.config.schema import as_config_error
 from rl.evaluation.play import choose_examples
-from rl.inference.live_version import LiveVersion
-from rl.inference.router import Router
-from rl.inference.server import SERVED_AS, ServedPolicy, VLLMServer, only_replica, serving
 from rl.model.pretrained import check_length, local_folder
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import resume_command
-from rl.sampling.chat import Chat
-from rl.sampling.messages_chat import MessagesChat
+from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from lab.prompts.search import Search
 
 
 def optimize_prompt(
@@ -65,37 +61,34 @@ def optimize_prompt(
     settings = prepared_settings(config, checked)
     console = Console()
     env: Environment = build(settings.env)()
-    with locked_run_folder(settings, run_folder_problems) as run_folder:
+    with locked_run_folder(settings) as run_folder:
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
                     f"the environment {env.name} compares rollouts of a group (score_group), and "
                     "a prompt search samples one rollout per example: choose another environment"
                 )
-            num_played = _num_played(run_folder)
-            train, validation = _examples(settings, env, num_played)
+            train, validation = _examples(settings, env, _num_played(run_folder))
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
             best = run_folder.path / PROMPT  # exists if this start resumes a search
             start = best.read_text(encoding="utf-8")[:-1] if best.is_file() else start
-            reflection: Reflection = build(settings.reflection)()
-            reflection_folder = _reflection_folder(reflection, run_folder)
+            _teacher(settings)  # downloads its model if necessary
         record_start(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
-        served = ServedSearch(settings, run_folder, env, reflection, reflection_folder, console)
         again = f"to continue from the best prompt so far:  {resume_command(run_folder)}"
         try:
             with as_run_failures():
-                result = served.search(start, train, validation, num_played)
+                search = _search(settings, run_folder, env, console, start, train, validation)
         except RunFailed as error:
             raise RunFailed(f"{error}\n{again}") from error
         except KeyboardInterrupt:
             console.print(again, markup=False, highlight=False, soft_wrap=True)
             raise
-    candidates = result[0]
-    lines = closing_lines(*result, run_folder, overrides, choices)
+    found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
+    lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # no line breaks inside commands, which users copy
-    return candidates.means[candidates.best]
+    return found[best_of(found)].mean
 
 
 def _num_played(run_folder: RunFolder) -> int:
@@ -130,97 +123,77 @@ def _examples(
     return train, validation
 
 
-def _reflection_folder(reflection: Reflection, run_folder: RunFolder) -> RunFolder:
-    """Return the run folder of the reflection model's vLLM. Download the model if necessary."""
-    folder = RunFolder(run_folder.path / "teacher")
-    if reflection.path is not None:
-        local = local_folder(reflection.path, reflection.revision, "reflection")
-        check_length(local, reflection.max_seq_len, "reflection")
-        folder.path.mkdir(exist_ok=True)
-        folder.set_model(local)
-    return folder
+def _teacher(settings: PromptOptimization) -> PolicySettings | None:
+    """Return the settings with which a vLLM serves `reflection.path`; None if it is null.
+
+    Download the model if necessary. Raise ValueError if it cannot be served.
+    """
+    reflection: Reflection = build(settings.reflection)()
+    if reflection.path is None:
+        return None
+    length = reflection.max_seq_len
+    local = local_folder(reflection.path, reflection.revision, "reflection")
+    check_length(local, length, "reflection")
+    model = {
+        "_target_": "rl.model.pretrained.PretrainedModel",
+        "path": str(local),
+        "revision": None,
+        "renderer": reflection.renderer,
+        "dtype": reflection.dtype,
+        "head_dtype": None,
+        "max_seq_len": length,
+        "max_tokens": reflection.max_tokens,
+        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # for training
+    }
+    return replace(settings, model=ModelNode.of(model), adapter_path=None, max_seq_len=length)
 
 
-@dataclass(frozen=True)
-class ServedSearch:
-    """A prompt search with the servers that it starts and stops."""
+def _search(
+    settings: PromptOptimization,
+    run_folder: RunFolder,
+    env: Environment,
+    console: Console,
+    start: str,
+    train: list[Task],
+    validation: list[Task],
+) -> "Search":
+    """Start the servers, and return the finished search."""
+    from lab.prompts.search import Search  # late, because importing GEPA takes 0.25 s
 
-    settings: PromptOptimization
-    run_folder: RunFolder
-    env: Environment
-    reflection: Reflection
-    reflection_folder: RunFolder
-    console: Console
+    reflection: Reflection = build(settings.reflection)()
+    teacher, teacher_folder = _teacher(settings), RunFolder(run_folder.path / "teacher")
+    with ExitStack() as stack:
+        stack.enter_context(serving_policy(settings, run_folder, console))
+        if teacher is not None:
+            teacher_folder.path.mkdir(exist_ok=True)
+            stack.enter_context(serving_policy(teacher, teacher_folder, console))
+        runner = stack.enter_context(asyncio.Runner())
+        chats = AsyncExitStack()
+        stack.callback(lambda: runner.run(chats.aclose()))
 
-    def search(
-        self, start: str, train: list[Task], validation: list[Task], num_played: int
-    ) -> tuple[Candidates, str, Counter[str]]:
-        """Return the candidates, why the search ended, and error texts of rollouts with counts."""
-        from lab.prompts.search import Search  # late, because importing GEPA takes 0.25 s
+        def connected(client: Any, setting: ChatSettings) -> Any:
+            return runner.run(chats.enter_async_context(client.connect(setting)))
 
-        settings, folder = self.settings, self.run_folder.path
-        summary = {"config": yaml.safe_load(self.run_folder.config.read_text())}
-        with ExitStack() as stack:
-            self._serve(stack)
-            runner = stack.enter_context(asyncio.Runner())
-            chats = self._chats()
-            policy, reflecting = runner.run(chats.__aenter__())
-            stack.callback(lambda: runner.run(chats.__aexit__(None, None, None)))
-            bar = Progress(self.console, settings.max_calls, "calls", done=num_played)
-            progress = stack.enter_context(bar)
-            sampler = build(settings.sampler)()
-            seed = settings.seed if sampler.seeded else None
-            player = Player(sampler, self.env, policy, seed=seed)
-            reflections = folder / "reflections.jsonl"
-            search = Search(
-                settings,
-                PromptPlayer(player, runner, self.run_folder.evaluated, progress),
-                ReflectionModel(reflecting, runner, reflections, self.reflection.timeout),
-                lambda candidates: write_outputs(folder, candidates, validation, summary),
-                self.run_folder.log_of("gepa"),
-            )
-            candidates = search.run(start, train, validation)
-        write_outputs(folder, candidates, validation, summary | {"ended_by": search.ended_by})
-        return candidates, search.ended_by, search.player.failures
+        setting = chat_setting(settings, run_folder, env)
+        policy = connected(build(settings.client)(), setting)
+        client = reflection.client or build(settings.client)()
+        if teacher is not None:
+            setting = chat_setting(teacher, teacher_folder, env)
+            client = RendererClient(on_rewrite="fork")
+        sampler = reflection.sampler(setting.sampler)
+        reflecting = connected(client, replace(setting, sampler=sampler, has_turns=False))
+        if reflection.client is not None:
+            runner.run(reflecting.endpoint.check_access(reflecting.client))
+        bar = Progress(console, settings.max_calls, "calls", done=_num_played(run_folder))
+        progress = stack.enter_context(bar)
+        seed = settings.seed if policy.sampler.seeded else None
+        player = Player(policy.sampler, env, policy, seed=seed)
 
-    def _serve(self, stack: ExitStack) -> None:
-        """Start a vLLM for the policy and one for reflection.path, if these are set."""
-        settings, reflection = self.settings, self.reflection
-        stack.enter_context(serving_policy(settings, self.run_folder, self.console))
-        if reflection.path is not None:
-            log = "teacher/logs/inference.log"
-            self.console.print(f"starting vLLM for the reflection model ({log})", highlight=False)
-            server: VLLMServer = build(settings.inference or {})()
-            teacher = ServedPolicy(
-                dtype=reflection.dtype, max_seq_len=reflection.max_seq_len, seed=settings.seed
-            )
-            vllm = stack.enter_context(serving(server, self.reflection_folder, teacher))
-            vllm.set_version(0)
+        def save(candidates: list[Candidate], **more: Any) -> None:
+            more |= {"num_calls": progress.done, "config": settings.plain()}
+            write_outputs(run_folder.path, candidates, validation, **more)
 
-    @asynccontextmanager
-    async def _chats(self) -> AsyncIterator[tuple[Chat, Chat]]:
-        """Yield one chat with the policy and one chat with the reflection model."""
-        reflection = self.reflection
-        setting = chat_setting(self.settings, self.run_folder, self.env)
-        async with build(self.settings.client)().connect(setting) as policy:
-            if (endpoint := reflection.endpoint) is not None:
-                async with endpoint.client(max_concurrent=1, timeout=reflection.timeout) as client:
-                    await endpoint.check_access(client)
-                    yield policy, MessagesChat(reflection.sampler, endpoint, client)
-            elif reflection.path is not None:
-                served = replace(
-                    setting,
-                    sampler=reflection.sampler,
-                    max_seq_len=reflection.max_seq_len,
-                    has_turns=False,
-                    version=LiveVersion(0),
-                    router=Router.to(only_replica(self.reflection_folder)),
-                    served_as=SERVED_AS[False],
-                    model=self.reflection_folder.model(),
-                    renderer=reflection.renderer,
-                    renderer_options=None,
-                )
-                async with RendererClient(on_rewrite="fork").connect(served) as reflecting:
-                    yield policy, reflecting
-            else:
-                yield policy, policy.with_sampler(reflection.sampler)
+        search = Search(settings, run_folder, player, reflecting, runner, progress, save)
+        search.run(start, train, validation)
+    save(search.candidates, ended_by=search.ended_by)
+    return search

@@ -1,4 +1,4 @@
-"""Writes the result files of a prompt search.
+"""The results of a prompt search: its files, and the last lines that it prints.
 
 system_prompt.txt       the best prompt; env.system_prompt accepts the path of this file
 results.jsonl           one candidate per line, first the prompt at the start of the search
@@ -6,91 +6,151 @@ pareto_frontier.jsonl   one validation example per line, with its best candidate
 metadata.json           the configuration and the summary
 """
 
+import hashlib
 import json
-import math
-from collections.abc import Sequence
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.prompts.prompt_player import Task, prompt_fingerprint
-from rl.evaluation.summary import average
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from lab.evaluation.table import dash_for_nan, error_lines
+from lab.prompts.describe import Task
+from rl.evaluation.summary import average, standard_error
 from rl.runtime.files import json_line, plain, write_whole
+from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import program
+from rl.runtime.text import key_of
 
 PROMPT = "system_prompt.txt"
+# Keys of the policy and the environment. train.py has all of these keys except adapter_path.
+_POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command uses this many times num_val examples
+
+
+def prompt_fingerprint(prompt: str) -> str:
+    """Return a short hash of a prompt, by which result files refer to it."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """The C prompts that were scored on all V validation examples."""
+class Candidate:
+    """A prompt that was scored on all V validation examples."""
 
-    prompts: list[str]  # [C]
-    parents: list[list[int]]  # [C] indices of the prompts from which each prompt was made
-    scores: list[list[float | None]]  # [C][V] reward; None: the rollout has no reward
-    discovered: list[int]  # [C] number of rollouts that were played before the prompt was found
-    num_calls: int  # number of rollouts, including those of earlier starts of the search
-
-    @property
-    def means(self) -> list[float]:
-        """The mean validation score of each candidate [C]."""
-        return [average([s for s in scores if s is not None]) for scores in self.scores]
+    prompt: str
+    parents: list[int]  # numbers of the candidates from which the prompt was made
+    calls_before: int  # number of rollouts that were played before the prompt was scored
+    scores: list[float | None]  # [V] reward; None: the rollout has no reward
 
     @property
-    def best(self) -> int:
-        """The index of the candidate with the highest mean score; ties: the oldest one."""
-        return max(range(len(self.prompts)), key=lambda i: self.means[i])
+    def mean(self) -> float:
+        """The mean validation score."""
+        return average([score for score in self.scores if score is not None])
 
-    def gain(self) -> tuple[float, float]:
-        """Return mean and standard error of (best prompt's score - first prompt's score)."""
-        pairs = zip(self.scores[0], self.scores[self.best], strict=True)
-        differences = [a - b for b, a in pairs if a is not None and b is not None]
-        mean, count = average(differences), len(differences)
-        if count < 2:
-            return mean, math.nan
-        variance = sum((d - mean) ** 2 for d in differences) / (count - 1)
-        return mean, math.sqrt(variance / count)
+
+def best_of(candidates: Sequence[Candidate]) -> int:
+    """Return the number of the candidate with the highest mean score; ties: the oldest one."""
+    return max(range(len(candidates)), key=lambda number: candidates[number].mean)
+
+
+def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
+    """Return mean and standard error of (best prompt's score - first prompt's score)."""
+    pairs = zip(candidates[0].scores, candidates[best_of(candidates)].scores, strict=True)
+    differences = [a - b for b, a in pairs if a is not None and b is not None]
+    return average(differences), standard_error([[difference] for difference in differences])
 
 
 def write_outputs(
-    folder: Path, candidates: Candidates, validation: Sequence[Task], summary: dict[str, Any]
+    folder: Path, candidates: Sequence[Candidate], validation: Sequence[Task], **summary: Any
 ) -> None:
     """Write the four result files. `summary`: further content of metadata.json."""
-    rows = [
-        {
-            "example_id": i,
-            "reward": candidates.means[i],
-            "info": {
-                "system_prompt": prompt,
-                "prompt": prompt_fingerprint(prompt),  # also in rollouts.jsonl
-                "is_best": i == candidates.best,
-                "parents": candidates.parents[i],
-                "calls_before": candidates.discovered[i],
-                "scores": candidates.scores[i],
-            },
-        }
-        for i, prompt in enumerate(candidates.prompts)
-    ]
+    best = best_of(candidates)
+    rows = []
+    for number, one in enumerate(candidates):
+        own = {key: value for key, value in vars(one).items() if key != "prompt"}
+        # `prompt`, a short hash, is also in rollouts.jsonl.
+        own |= {"system_prompt": one.prompt, "prompt": prompt_fingerprint(one.prompt)}
+        own["is_best"] = number == best
+        rows.append({"example_id": number, "reward": one.mean, "info": own})
     frontier = []
     for place, task in enumerate(validation):
-        scores = [own[place] for own in candidates.scores]
+        scores = [one.scores[place] for one in candidates]
         highest = max((score for score in scores if score is not None), default=None)
-        best = [i for i, score in enumerate(scores) if score is not None and score == highest]
+        winners = [i for i, score in enumerate(scores) if score is not None and score == highest]
         where = {"place": place, "env": task.example.env, "example": task.example.id}
-        frontier.append({**where, "score": highest, "candidates": best})
-    gain, error = candidates.gain()
+        frontier.append({**where, "score": highest, "candidates": winners})
+    mean, error = gain(candidates)
     metadata = {
         "optimizer": "gepa",
         "target": "system_prompt",
-        "num_candidates": len(candidates.prompts),
-        "best": candidates.best,
-        "start_score": candidates.means[0],
-        "best_score": candidates.means[candidates.best],
-        "gain": gain,
+        "num_candidates": len(candidates),
+        "best": best,
+        "start_score": candidates[0].mean,
+        "best_score": candidates[best].mean,
+        "gain": mean,
         "gain_standard_error": error,
-        "num_calls": candidates.num_calls,
         **summary,
     }
-    write_whole(folder / PROMPT, candidates.prompts[candidates.best] + "\n")
+    write_whole(folder / PROMPT, candidates[best].prompt + "\n")
     write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
     write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
     write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
+
+
+def closing_lines(
+    candidates: Sequence[Candidate],
+    ended: str,
+    failures: Counter[str],
+    run_folder: RunFolder,
+    overrides: Sequence[str],
+    choices: Mapping[str, str],
+) -> RenderableType:
+    """Return the result of a prompt search, the commands to run next, and frequent errors."""
+    best, count = best_of(candidates), len(candidates[0].scores)
+    before, after = candidates[0].mean, candidates[best].mean
+    lines = [Text(), Text(f"ended: {ended}", "dim")]
+    if best == 0:
+        none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
+        lines.append(Text(f"{none} on {count} validation examples"))
+    else:
+        gained = dash_for_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # one example: no error
+        result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
+        advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
+        lines += [
+            Text(f"{result}, prompt {best} of {len(candidates)}", "bold"),
+            Text(advice, "dim"),
+        ]
+        commands = next_commands(run_folder, overrides, choices, count)
+        lines += [Text(f"  {line}") for line in commands]
+    lines += error_lines(dict(failures.most_common(3)))
+    return Group(*lines, Text(f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
+
+
+def next_commands(
+    run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
+) -> list[str]:
+    """Return the commands that evaluate the prompt and, unless client=messages, train with it.
+
+    `num_seen`: number of validation examples, which are also the first evaluated examples.
+    """
+    remote = choices.get("client") == "messages"  # this client gets no token ids for training
+    names = {item: key_of(item) for item in overrides}
+    kept = [
+        item
+        for item, key in names.items()
+        if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
+    ]
+    # These choices may come from experiment=..., which is not in `kept`, so they are written out.
+    groups = ["env"] if remote else ["env", "model"]
+    chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
+    prompt = f"env.system_prompt={run_folder.path / PROMPT}"
+    more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
+    lines = [[*program("evaluate"), *chosen, *kept, prompt, more]]
+    if not remote:
+        trained = [item for item in kept if names[item] != "adapter_path"]
+        lines.append([*program("train"), *chosen, *trained, prompt])
+    return [shlex.join(line) for line in lines]

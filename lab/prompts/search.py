@@ -7,27 +7,38 @@ A round starts from a random candidate. Its probability is proportional to the n
 examples at which it is the best candidate. Only this module imports `gepa`.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gepa
 from gepa.core.adapter import EvaluationBatch, ProposalFn
-from gepa.core.result import GEPAResult
 from gepa.core.state import GEPAState
 from gepa.proposer.base import CandidateProposal
 
-from lab.prompts.describe import describe_rollout
-from lab.prompts.outputs import Candidates
-from lab.prompts.prompt_player import Attempt, PromptPlayer, Task
+from envs.episode import Example
+from lab.prompts.describe import Attempt, Task, describe_rollout
+from lab.prompts.outputs import Candidate, prompt_fingerprint
 from lab.prompts.settings import PromptOptimization
-from lab.prompts.teacher import ReflectionModel
-from rl.evaluation.summary import average
+from rl.evaluation.play import evaluated_line, play
+from rl.evaluation.summary import Played, average
+from rl.records import Rollout
 from rl.runtime.failure import RunFailed
+from rl.runtime.files import append_line
+from rl.runtime.folder import RunFolder
+from rl.sampling.chat import Chat
+from rl.sampling.player import Player
+from rl.sampling.watchdog import Watchdog
+from rl.terminal.progress import Progress
 
+_MAX_EMPTY = 4  # this many consecutive answers without a prompt end the search
 COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map names to texts
-Texts = dict[str, str]
+
+
+class SearchEnded(BaseException):
+    """The error that ends a search. Not an Exception, because GEPA ignores those of a round."""
 
 
 @dataclass
@@ -35,142 +46,195 @@ class Search:
     """One prompt search, which GEPA uses as its adapter, criterion, callback and logger.
 
     Attributes:
-        save: function that is called with the candidates after each round.
-        log_path: the file for GEPA's log messages.
+        player: the player that samples rollouts of the policy.
+        reflecting: the chat with the reflection model.
+        runner: the event loop in which all requests of the search run.
+        progress: counts all rollouts of the search, including those of earlier starts.
+        save: function that is called when another candidate was scored.
+        failures: error text -> number of rollouts without a reward.
     """
 
     settings: PromptOptimization
-    player: PromptPlayer
-    reflection_model: ReflectionModel
-    save: Callable[[Candidates], None]
-    log_path: Path
+    run_folder: RunFolder
+    player: Player
+    reflecting: Chat
+    runner: asyncio.Runner
+    progress: Progress
+    save: Callable[[list[Candidate]], None]
+    candidates: list[Candidate] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
     ended_by: str = ""
-    _failure: Exception | None = None  # an exception that GEPA ignores but that ends the search
-    _scores: list[float] = field(default_factory=list)  # validation scores of the candidates
-    _unscored: set[tuple[str, int]] = field(default_factory=set)  # (prompt, validation index)
     propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
+    _validated: tuple[int, list[float | None]] = (0, [])  # calls before the evaluation, rewards
+    _num_empty: int = 0  # number of consecutive answers without a prompt
 
-    def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> Candidates:
-        """Search from the prompt `start` until the budget is spent, and return the candidates.
+    def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:
+        """Search from the prompt `start` until the budget is spent.
 
         Raises:
             RunFailed: the environment, the policy's server or the reflection model failed.
         """
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
-        result = gepa.optimize(
-            seed_candidate={COMPONENT: start},
-            trainset=list(train),
-            valset=list(validation),
-            adapter=self,
-            reflection_lm=self.reflection_model,
-            reflection_prompt_template=settings.reflection["template"],
-            reflection_minibatch_size=settings.minibatch_size,
-            skip_perfect_score=perfect is not None,
-            perfect_score=1.0 if perfect is None else perfect,
-            acceptance_criterion=self,
-            stop_callbacks=self._is_over,
-            callbacks=[self],  # pyright: ignore[reportArgumentType] has some methods of the protocol
-            logger=self,
-            seed=settings.seed,
-        )
-        if failure := self._failure or self.reflection_model.failure:
-            raise failure
-        return self._candidates(result)
+        try:
+            gepa.optimize(
+                seed_candidate={COMPONENT: start},
+                trainset=list(train),
+                valset=list(validation),
+                adapter=self,
+                reflection_lm=self.reflect,
+                reflection_prompt_template=settings.reflection["template"],
+                reflection_minibatch_size=settings.minibatch_size,
+                skip_perfect_score=perfect is not None,
+                perfect_score=1.0 if perfect is None else perfect,
+                acceptance_criterion=self,
+                stop_callbacks=self._is_over,
+                callbacks=[self],  # pyright: ignore[reportArgumentType] has some of the methods
+                logger=self,
+                seed=settings.seed,
+            )
+        except SearchEnded as end:
+            raise RunFailed(str(end)) from end
 
     def log(self, message: str) -> None:
         """Append a message to the log file."""
-        self.log_path.parent.mkdir(exist_ok=True)
-        with self.log_path.open("a", encoding="utf-8") as file:
+        path = self.run_folder.log_of("gepa")
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
             file.write(f"{message}\n")
+
+    def reflect(self, prompt: str | list[dict[str, Any]]) -> str:
+        """Return the reflection model's answer to a question of GEPA, and record both.
+
+        Raises:
+            ValueError: the answer has no prompt. GEPA continues with the next round.
+            SearchEnded: the next answer would not be better.
+        """
+        question = str(prompt)  # a text, because GEPA passes a list only with images
+        try:
+            text, cut_off = self.runner.run(self._answer(question))
+        except TimeoutError as error:
+            timeout = self.reflecting.sampler.rollout_timeout
+            raise SearchEnded(
+                f"the reflection model did not answer: raise reflection.timeout={timeout:g}"
+            ) from error
+        except (RunFailed, ValueError) as error:
+            raise SearchEnded(str(error)) from error
+        record = {"asked": question, "said": text, "cut_off": cut_off}
+        append_line(self.run_folder.path / "reflections.jsonl", record)
+        text = text.rpartition("</think>")[2].strip()
+        if text and not cut_off:
+            self._num_empty = 0
+            return text
+        self._num_empty += 1
+        if self._num_empty == _MAX_EMPTY:
+            why = "was cut off" if cut_off else "returned no text"
+            raise SearchEnded(
+                f"the reflection model {why}, {_MAX_EMPTY} times in a row: raise "
+                "reflection.max_tokens, or choose another model"
+            )
+        raise ValueError("the reflection model's answer has no complete prompt")
+
+    async def _answer(self, question: str) -> tuple[str, bool]:
+        """Return the reflection model's answer, and whether a token limit ended it."""
+        completion = None
+        with self.reflecting.group() as chat:
+            prompt = await chat.first_prompt([{"role": "user", "content": question}], None)
+            if chat.max_new_tokens(prompt) > 0:
+                async with asyncio.timeout(chat.sampler.rollout_timeout):
+                    completion = (await chat.generate(prompt, 1))[0]
+        if completion is None or (completion.cut_off and chat.fills_context(completion)):
+            raise ValueError(
+                f"the question to the reflection model has {len(question):,} characters, which "
+                "leaves no tokens for an answer: lower minibatch_size, or raise "
+                "reflection.max_seq_len (model.max_seq_len if the policy is the reflection model)"
+            )
+        return chat.message(prompt, completion).get("content") or "", completion.cut_off
+
+    async def _play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
+        """Sample one rollout per task with the system prompt `prompt`. Return them in order."""
+        envs = [self.player.env.environment_of(task.example) for task in tasks]
+        for env in envs:
+            env.system_prompt = prompt
+        attempts: dict[int, Attempt] = {}
+        first = self.progress.done
+
+        async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
+            # `first + index` is the rollout's number in the search, from which its seed is derived.
+            rollouts = await self.player.play_group(first + index, example, group_size)
+            line = evaluated_line(Played(example, rollouts), rollouts[0])
+            key = {"prompt": prompt_fingerprint(prompt), "split": tasks[index].split}
+            record = append_line(self.run_folder.evaluated, {**key, **line})
+            num_opening = len(envs[index].opened(example.messages))
+            attempts[index] = Attempt(example, record["messages"][num_opening:], record)
+            self.progress.advance(1)
+            if record["reward"] is None:
+                self.failures[record["error"]] += 1
+            return rollouts
+
+        most = self.player.sampler.max_concurrent
+        with Watchdog(self.progress.console.print) as self.player.watchdog:
+            await play(play_group, [task.example for task in tasks], 1, max_concurrent=most)
+        return [attempts[index] for index in range(len(tasks))]
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
         """Return whether the search must end before another round. Set `ended_by` if so."""
-        settings, rounds = self.settings, gepa_state.i + 1
-        scores = gepa_state.program_full_scores_val_set
-        if self._failure or self.reflection_model.failure:
-            self.ended_by = "a failure"
-        elif settings.perfect_score is not None and max(scores) >= settings.perfect_score:
+        settings, best = self.settings, max(candidate.mean for candidate in self.candidates)
+        if settings.perfect_score is not None and best >= settings.perfect_score:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
-        elif settings.num_rounds is not None and rounds >= settings.num_rounds:
+        elif settings.num_rounds is not None and gepa_state.i + 1 >= settings.num_rounds:
             self.ended_by = f"num_rounds={settings.num_rounds}"
-        elif self.player.progress.done + self._round_calls > settings.max_calls:
+        elif self.progress.done + self._round_calls > settings.max_calls:
             self.ended_by = f"another round could exceed max_calls={settings.max_calls}"
-        else:
-            return False
-        return True
-
-    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """Show the number of the new round and the best score above the progress bar."""
-        if self._scores:
-            best = f"best {max(self._scores):.3f} (start {self._scores[0]:.3f})"
-            text = f"{best}, {len(self._scores)} candidates, round {event['iteration']}"
-            self.player.progress.advance(text=text)
+        return bool(self.ended_by)
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        """Print the validation score of a new candidate."""
-        score = event["average_score"]
-        name = f"candidate {len(self._scores)}" if self._scores else "start"
-        better = ", the best so far" if self._scores and score > max(self._scores) else ""
-        self._scores.append(score)
-        calls = f"({self.player.progress.done} calls)"
-        self.player.progress.advance(note=f"{name}: validation score {score:.3f}{better} {calls}")
-
-    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
-        """Save the candidates after a round."""
-        self.save(self._candidates(GEPAResult.from_state(event["state"])))
-
-    def _candidates(self, result: GEPAResult) -> Candidates:
-        prompts = [candidate[COMPONENT] for candidate in result.candidates]
-        return Candidates(
-            prompts=prompts,
-            parents=[[p for p in parents if p is not None] for parents in result.parents],
-            scores=[
-                [None if (prompt, i) in self._unscored else scores[i] for i in sorted(scores)]
-                for prompt, scores in zip(prompts, result.val_subscores, strict=True)
-            ],
-            discovered=list(result.discovery_eval_counts),
-            num_calls=self.player.progress.done,
+        """Save the candidates, and print the validation score of the new one."""
+        prompt, number = event["candidate"][COMPONENT], event["candidate_idx"]
+        new = Candidate(prompt, list(event["parent_ids"]), *self._validated)
+        self.candidates.append(new)
+        self.save(self.candidates)
+        best, start = max(c.mean for c in self.candidates), self.candidates[0].mean
+        better = ", the best so far" if number and event["is_best_program"] else ""
+        name, calls = f"candidate {number}" if number else "start", self.progress.done
+        self.progress.advance(
+            text=f"best {best:.3f} (start {start:.3f}), {number + 1} candidates",
+            note=f"{name}: validation score {new.mean:.3f}{better} ({calls} calls)",
         )
 
     def evaluate(
         self,
         batch: list[Task],
-        candidate: Texts,
+        candidate: dict[str, str],
         capture_traces: bool = False,  # noqa: ARG002 always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
         """Score a prompt on a batch. A rollout without a reward gets the mean of the others.
 
         A rollout has no reward after an error of the environment, which is not the prompt's fault.
         """
-        attempts = self.player.play(batch, candidate[COMPONENT])
-        rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
-        if not rewards:
+        num_calls = self.progress.done
+        attempts = self.runner.run(self._play(batch, candidate[COMPONENT]))
+        rewards = [attempt.reward for attempt in attempts]
+        if not (scored := [reward for reward in rewards if reward is not None]):
             causes = {attempt.record["error"] for attempt in attempts}
             raise RunFailed(
                 f"none of the {len(attempts)} rollouts of a batch has a reward, so prompts cannot "
                 f"be compared; correct these errors: {'; '.join(sorted(causes))[:500]}"
             )
         if batch[0].split == "eval":  # such a batch is always the whole validation set, in order
-            failed = (i for i, attempt in enumerate(attempts) if attempt.reward is None)
-            self._unscored.update((candidate[COMPONENT], i) for i in failed)
-        mean = average(rewards)
-        scores = [mean if attempt.reward is None else attempt.reward for attempt in attempts]
+            self._validated = num_calls, rewards
+        scores = [average(scored) if reward is None else reward for reward in rewards]
         return EvaluationBatch(outputs=attempts, scores=scores, trajectories=attempts)
 
     def make_reflective_dataset(
         self,
-        candidate: Texts,  # noqa: ARG002 the attempts belong to it
+        candidate: dict[str, str],  # noqa: ARG002 the attempts belong to it
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
         """Return the descriptions of the rollouts with a reward, for the reflection model."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
-        try:
-            shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
-        except Exception as error:  # GEPA ignores exceptions, so `_failure` stores this one
-            self._failure = error
-            raise
+        shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:

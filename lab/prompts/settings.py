@@ -1,6 +1,5 @@
 """The options of conf/optimize_prompt.yaml, and the rules that refuse bad combinations."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -8,7 +7,7 @@ from lab.evaluation.settings import Config, PolicySettings, checked_as, without_
 from rl.config.annotations import Node
 from rl.config.limits import value_of
 from rl.config.ranges import PositiveInt
-from rl.config.resume_rules import run_folder_problems
+from rl.config.schema import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +31,7 @@ def checked(config: Config) -> PromptOptimization:
     config = {**without_training_keys(config)}
     if value_of(config, "reflection.path") is not None:  # for the reflection model's vLLM
         config |= {"inference": inference}
-    return checked_as(PromptOptimization, config, _problems)
-
-
-def _problems(config: Config) -> Iterator[str]:
     if find_spec("gepa") is None:
-        yield (
-            "the package gepa, which optimizes prompts, is not installed: run `make install` or "
-            "`pip install gepa`"
-        )
-    yield from run_folder_problems(config)
+        problem = "the package gepa, which optimizes prompts, is not installed: run `make install`"
+        raise ConfigError([f"{problem} or `pip install gepa`"])
+    return checked_as(PromptOptimization, config)

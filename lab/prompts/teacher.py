@@ -1,4 +1,4 @@
-"""The reflection model of GEPA, which reads rollouts and writes a better prompt.
+"""The options of the reflection model, which reads rollouts and writes a better prompt.
 
 Options in `reflection` of conf/optimize_prompt.yaml select the model:
 
@@ -7,23 +7,21 @@ Options in `reflection` of conf/optimize_prompt.yaml select the model:
     neither      the policy itself
 """
 
-import asyncio
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from envs.chat_endpoint import ChatEndpoint
+from rl.config.limits import NEUTRAL_SAMPLING
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from rl.inference.completion import Completion, GenerationError
-from rl.runtime.failure import RunFailed
-from rl.runtime.files import append_line
-from rl.sampling.chat import Chat, Prompt
+from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.sampler import PolicySampler
 
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
-_MAX_EMPTY = 4  # this many consecutive answers without a prompt end the search
+
+
+class _EndpointClient(MessagesClient):
+    option: ClassVar[str] = "reflection.base_url"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,105 +63,30 @@ class Reflection:
                 f"reflection.template lacks {' and '.join(lacking)}: insert it (<curr_param> is "
                 "replaced by the prompt, <side_info> by the rollouts and their rewards)"
             )
-        _ = self.endpoint  # raises ValueError at the start if reflection.base_url is invalid
+        _ = self.client  # raises ValueError at the start if reflection.base_url is invalid
 
     @property
-    def endpoint(self) -> ChatEndpoint | None:
-        """The endpoint at base_url; None if base_url is null."""
+    def client(self) -> MessagesClient | None:
+        """The client of the endpoint at base_url; None if base_url is null."""
         if self.base_url is None or self.model is None:
             return None
-        return ChatEndpoint(
+        return _EndpointClient(
             url=self.base_url,
             model=self.model,
             api_key_variable=self.api_key_variable,
             max_retries=self.max_retries,
-            option="reflection.base_url",
-            raises=GenerationError,
         )
 
-    @property
-    def sampler(self) -> PolicySampler:
-        """The sampling options of the reflection model."""
-        return PolicySampler(
-            max_staleness=0,
-            max_concurrent=1,
+    def sampler(self, of_policy: PolicySampler) -> PolicySampler:
+        """Return the sampling options of the reflection model."""
+        return replace(
+            of_policy,
+            **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its type
             temperature=self.temperature,
-            top_p=1.0,
-            top_k=-1,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            presence_penalty=0.0,
-            frequency_penalty=0.0,
             max_tokens=self.max_tokens,
             max_prompt_len=None,
             stop=(),
             seeded=False,
             rollout_timeout=self.timeout,
             max_retries=self.max_retries,
-            allow_biased_ratio=False,
         )
-
-
-@dataclass
-class ReflectionModel:
-    """The callable that GEPA calls to get a better prompt.
-
-    GEPA ignores the exceptions of this callable and continues with the next round. An error that
-    would occur again is therefore stored in `failure`, and `Search` then ends the search.
-    """
-
-    chat: Chat
-    runner: asyncio.Runner
-    path: Path  # reflections.jsonl, to which each question with its answer is appended
-    timeout: float  # reflection.timeout in seconds
-    failure: RunFailed | None = None
-    _num_empty: int = field(default=0, init=False)
-
-    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """Return the reflection model's answer to a question of GEPA, and record both."""
-        question = str(prompt)  # a text, because GEPA passes a list only with images
-        if self.failure is not None:
-            raise self.failure
-        record = append_line(self.path, {"asked": question, **self._ask(question)})
-        said = record["said"].rpartition("</think>")[2].strip()
-        if said and not record["cut_off"]:
-            self._num_empty = 0
-            return said
-        self._num_empty += 1
-        if self._num_empty == _MAX_EMPTY:
-            why = "was cut off" if record["cut_off"] else "returned no text"
-            self._fail(
-                f"the reflection model {why}, {_MAX_EMPTY} times in a row: raise "
-                "reflection.max_tokens, or choose another model"
-            )
-        raise ValueError("the reflection model's answer has no complete prompt")
-
-    def _ask(self, question: str) -> dict[str, object]:
-        try:
-            prompt, completion = self.runner.run(self._completed(question))
-        except TimeoutError:
-            self._fail(
-                f"the reflection model did not answer: raise reflection.timeout={self.timeout:g}"
-            )
-        except (RunFailed, ValueError) as error:
-            self._fail(str(error))
-        if completion is None or (completion.cut_off and self.chat.fills_context(completion)):
-            self._fail(
-                f"the question to the reflection model has {len(question):,} characters, which "
-                "leaves no tokens for an answer: lower minibatch_size, or raise "
-                "reflection.max_seq_len (model.max_seq_len if the policy is the reflection model)"
-            )
-        content = self.chat.message(prompt, completion).get("content") or ""
-        return {"said": content, "cut_off": completion.cut_off}
-
-    async def _completed(self, question: str) -> tuple[Prompt, Completion | None]:
-        with self.chat.group() as chat:
-            prompt = await chat.first_prompt([{"role": "user", "content": question}], None)
-            if chat.max_new_tokens(prompt) <= 0:
-                return prompt, None
-            async with asyncio.timeout(self.timeout):
-                return prompt, (await chat.generate(prompt, 1))[0]
-
-    def _fail(self, problem: str) -> NoReturn:
-        self.failure = RunFailed(problem)
-        raise self.failure

@@ -4,6 +4,7 @@ report.json                             all numbers; written first
 report.html  report.csv  figures/       the page (lab/report/page.py)
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,13 @@ USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several runs. Keys:
 
   baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
+  until.smallest_effect=0.03   decide as if after every seed; adds the decision "equal within 0.03"
   judged=3             number of last evaluations of each run to average (default: 1)
   out=report.html      the page, in the same folder as report.json, report.csv and figures/
                        (default: in the first FOLDER)
 
 docs/report.md explains each number."""
+EFFECT = "until.smallest_effect"
 RESERVED_STEMS = ("sweep", "summary", "versions")  # a report must not overwrite these .json files
 OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
@@ -39,11 +42,11 @@ def main(arguments: list[str]) -> int:
         print(USAGE.replace("python report.py", started_as("report")))  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
     try:
-        paths, options = folders_and_options(arguments, ("baseline", "judged", "out"))
+        paths, options = folders_and_options(arguments, ("baseline", "judged", "out", EFFECT))
         if not paths:
             raise ValueError("name the folder of a sweep or of a run (outputs/...)")
         page = Path(options.get("out") or paths[0] / "report.html")
-        judged = options.get("judged", "1")
+        judged, effect = options.get("judged", "1"), options.get(EFFECT, "1")
         if page.suffix != ".html":
             raise ValueError(f"out={page}: give a file name that ends in .html")
         if page.stem in RESERVED_STEMS:
@@ -54,11 +57,17 @@ def main(arguments: list[str]) -> int:
             raise ValueError(
                 f"judged={judged}: give the number of evaluations to average, 1 or more"
             )
+        if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", effect) or not float(effect):
+            raise ValueError(
+                f"{EFFECT}={effect}: give a difference of scores above 0, such as 0.03"
+            )
     except ValueError as problem:
         return _print_refusal(problem)
+    baseline, effect = options.get("baseline", ""), options.get(EFFECT, "")
     try:
-        baseline = options.get("baseline", "")
-        written = report(paths, page, baseline=baseline, num_judged=int(judged))
+        written = report(
+            paths, page, baseline=baseline, num_judged=int(judged), smallest_effect=effect
+        )
     except NoBaseline as problem:
         return _print_refusal(problem)
     return OK if written else NO_PAGE
@@ -69,16 +78,29 @@ def _print_refusal(problem: ValueError) -> int:
     return BAD_ARGUMENTS
 
 
-def report(paths: Sequence[Path], page: Path, *, baseline: str = "", num_judged: int = 1) -> bool:
+def report(
+    paths: Sequence[Path],
+    page: Path,
+    *,
+    baseline: str = "",
+    num_judged: int = 1,
+    smallest_effect: str = "",
+) -> bool:
     """Compare the runs of these folders, show the result, and return True if a page was written.
 
     Raise NoBaseline before any file is written if the named arm cannot be the baseline.
     """
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
+    notes += [sources.progress] if sources.progress else []
     try:
         comparison = compare(
-            arms, baseline=baseline, question=question, num_judged=num_judged, notes=notes
+            arms,
+            baseline=baseline,
+            question=question,
+            smallest_effect=float(smallest_effect or sources.smallest_effect or 0),
+            num_judged=num_judged,
+            notes=notes,
         )
     except NothingToCompare as nothing:
         _print(None, arms, question, f"{nothing}.", notes)

@@ -13,6 +13,7 @@ from lab.report.missing import alternatives
 from lab.report.notes import notes_on
 from lab.report.run import Run
 from lab.report.scoring import ScoredArm, Scoring, score_arms
+from lab.report.sequential import State, decide_arms
 
 SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
 
@@ -32,7 +33,7 @@ class ArmResult(ScoredArm):
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
-    decision: str  # BETTER, WORSE, UNCLEAR or BASELINE
+    decision: str  # BETTER, WORSE, UNCLEAR, BASELINE; OPEN or "equal within ..." if sequential
     undecided_if: str  # missing-data assumption that makes the result unclear, or ""
     chance_better: float
     visible_difference: float
@@ -65,6 +66,7 @@ class Comparison:
     scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
+    smallest_effect: float  # of the sequential decisions, 0 if each decision is made once
     left_out: tuple[tuple[Run, str], ...]  # excluded runs and the reasons
     notes: tuple[str, ...]  # warnings for the reader
 
@@ -99,6 +101,7 @@ def compare(
     *,
     baseline: str = "",
     question: str = "",
+    smallest_effect: float = 0.0,
     num_judged: int = 1,
     notes: Sequence[str] = (),
     num_draws: int = st.NUM_DRAWS,
@@ -106,7 +109,8 @@ def compare(
     """Compare arms by their scores on the same questions, else by their training reward.
 
     `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
-    or else with rewards. The last `num_judged` evaluations of each run are averaged.
+    or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
+    `smallest_effect`, decisions are as if sought after every seed (sequential.py).
 
     Raises:
         NothingToCompare: no run has finished, or the baseline has no score.
@@ -124,7 +128,8 @@ def compare(
             f"{control.name} has neither an evaluation nor a training reward: choose another "
             "baseline, or run with evaluation=default"
         )
-    results = _results(scoring, control, num_draws)
+    num_unscored = len(arms) - len(scoring.arms)
+    results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -133,8 +138,9 @@ def compare(
         scoring=scoring,
         results=tuple(results),
         baseline=next(result for result in results if result.arm is control),
+        smallest_effect=smallest_effect,
         left_out=tuple(left_out),
-        notes=(*notes, *notes_on(scoring, left_out), *_notes(results)),
+        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_notes(results)),
     )
 
 
@@ -144,27 +150,40 @@ class _Tests:
 
     gains: list[float]
     spreads: list[st.Spread]
-    p_values: list[float]
+    p_values: list[float]  # NaN if the tests are sequential
+    states: list[State]  # empty unless the tests are sequential
 
     def supports(self, index: int, decision: str) -> bool:
-        """Return whether the test of an arm is significant in the direction of the decision."""
+        """Return whether the test of an arm makes the decision."""
+        if self.states:
+            return self.states[index].decision == decision
         sign = 1 if decision == st.BETTER else -1
         return self.p_values[index] < st.ERROR and self.gains[index] * sign > 0
 
 
-def _tests(scores: Sequence[st.Scores], at: int, factors: Sequence[int]) -> _Tests:
-    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted."""
+def _tests(
+    scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
+) -> _Tests:
+    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted.
+
+    If `effect` is not 0, tests are sequential. `unscored`: the number of arms without scores.
+    """
     spreads = [st.spread_of(one, scores[at]) for one in scores]
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
+    if effect:
+        states = decide_arms(scores, at, effect, unscored)
+        return _Tests(gains, spreads, [nan] * len(scores), states)
     p_values = [
         st.p_value(gain, spread) * factor
         for gain, spread, factor in zip(gains, spreads, factors, strict=True)
     ]
     p_values[at] = nan
-    return _Tests(gains, spreads, st.holm_adjusted(p_values))
+    return _Tests(gains, spreads, st.holm_adjusted(p_values), [])
 
 
-def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
+def _results(
+    scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float, num_unscored: int
+) -> list[ArmResult]:
     # Do not change the order of the random draws, because it determines the exact numbers.
     rng, arms = np.random.default_rng(SEED), scoring.arms
     at = next(index for index, scored in enumerate(arms) if scored.arm is control)
@@ -177,25 +196,31 @@ def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
     ]
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
-    tests = _tests([one.scores for one in arms], at, factors)
-    others = [(name, _tests(one, at, factors)) for name, one in alternatives(scoring)]
+    rule = (at, factors, smallest_effect, num_unscored)
+    tests = _tests([one.scores for one in arms], *rule)
+    others = [(name, _tests(one, *rule)) for name, one in alternatives(scoring)]
+    unclear = st.OPEN if smallest_effect else st.UNCLEAR
     results = []
     for index, one in enumerate(arms):
         scores, is_other, spread = one.scores, index != at, tests.spreads[index]
         knows = is_other and scores.resamples_seeds and base.resamples_seeds
         difference, decision, undecided_if = st.Interval(0.0, nan, nan), st.BASELINE, ""
-        if is_other:
+        if is_other and tests.states:
+            difference, decision = tests.states[index].difference, tests.states[index].decision
+        elif is_other:
             difference = st.interval(tests.gains[index], draws[index] - draws[at], spread)
             decision = st.decide(difference, tests.p_values[index], has_enough_seeds=knows)
-        if decision in (st.BETTER, st.WORSE):
+        if decision in (st.BETTER, st.WORSE, st.EQUAL):
             failing = (name for name, test in others if not test.supports(index, decision))
             undecided_if = next(failing, "")
-            decision = st.UNCLEAR if undecided_if else decision
+            decision = unclear if undecided_if else decision
         several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
         visible, needed = nan, None
-        if knows:
+        if tests.states:
+            visible, needed = difference.high - difference.value, tests.states[index].seeds_needed
+        elif knows:
             visible = power.visible_difference(spread, num_others * factors[index])
-        if knows and not undecided_if:
+        if knows and not undecided_if and not tests.states:
             factor = num_others * st.looks_factor(
                 looks[index] + 1
             )  # after more seeds, all arms are judged once more
@@ -206,7 +231,9 @@ def _results(scoring: Scoring, control: Arm, num_draws: int) -> list[ArmResult]:
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=tests.p_values[index],
-                decision=decision,
+                decision=f"{decision} within {smallest_effect:g}"
+                if decision == st.EQUAL
+                else decision,
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
                 visible_difference=visible,

@@ -6,7 +6,7 @@ from math import inf
 from lab.report.comparison import ArmResult, Comparison
 from lab.report.power import MOST_SEEDS
 from lab.report.scoring import TRAINING, as_range
-from lab.report.statistics import BETTER, FEWEST_SEEDS, UNCLEAR, WORSE
+from lab.report.statistics import BETTER, EQUAL, FEWEST_SEEDS, OPEN, UNCLEAR, WORSE
 
 _MOST_CHARACTERS = 110  # three lines on a phone; longer sentences are replaced by counts
 
@@ -17,46 +17,51 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return which arms are better, worse or indistinguishable, or only how many there are."""
+    """Return which arms are better, worse, equal or unclear, or only how many there are."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
-    better, worse, unclear = (
+    groups = [
         sorted(
-            (result for result in comparison.others if result.decision == decision),
+            (result for result in comparison.others if result.decision.startswith(decisions)),
             key=lambda result: -result.difference.value,
         )
-        for decision in (BETTER, WORSE, UNCLEAR)
-    )
-    name, clauses = baseline.arm.name, []
+        for decisions in (BETTER, WORSE, EQUAL, (UNCLEAR, OPEN))
+    ]
+    (better, worse, equal, unclear), name, clauses = groups, baseline.arm.name, []
+    distinguished = " yet" if comparison.smallest_effect else ""
     if better:
         clauses.append(f"{_with_differences(better)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
         clauses.append(f"{_with_differences(worse)} {_are(len(worse))} worse than {name}")
+    if equal:
+        effect = f"within {comparison.smallest_effect:g}"
+        names = _joined([result.arm.name for result in equal])
+        clauses.append(f"{names} {_are(len(equal))} equal to {name} {effect}")
     if unclear:
         names = _joined([result.arm.name for result in unclear])
-        clauses.append(f"{names} cannot be distinguished from {name}")
+        clauses.append(f"{names} cannot be distinguished from {name}{distinguished}")
     texts = [f"{'; '.join(clauses)}."]
-    texts += [_counts((better, worse, unclear), name) for name in (name, "the baseline")]
+    texts += [_counts(groups, name) for name in (name, "the baseline")]
     return next((text for text in texts if len(text) <= _MOST_CHARACTERS), texts[-1])
 
 
 def _counts(groups: Sequence[Sequence[ArmResult]], name: str) -> str:
-    """Return how many arms are better, worse and indistinguishable, and the best of them."""
-    better, worse, unclear = map(len, groups)
-    total = better + worse + unclear
-    if not better + worse:
+    """Return how many arms are better, worse, equal and unclear, and the best of them."""
+    words: list[str] = [BETTER, WORSE, EQUAL, "unclear"]
+    numbers = {word: len(group) for word, group in zip(words, groups, strict=True)}
+    total, better = sum(numbers.values()), numbers[BETTER]
+    if total == numbers["unclear"]:
         arms = "The other arm cannot" if total == 1 else f"None of {total} arms can"
         return f"{arms} be distinguished from {name}."
+    kind = next(word for word, number in numbers.items() if number)
+    than = {WORSE: f"worse than {name}", EQUAL: f"equal to {name}"}.get(kind)
+    text = f"{numbers[kind]} of {total} arms {_are(numbers[kind])} {than}"
     if better:
         best = groups[0][0]
         gain = best.difference.value
         text = f"{better} of {total} arms beat {name}, best {best.arm.name} (by {gain:.3f})"
-        rest = [(worse, "worse"), (unclear, "unclear")]
-    else:
-        text = f"{worse} of {total} arms {_are(worse)} worse than {name}"
-        rest = [(unclear, "unclear")]
-    rest = [f"{number} {_are(number)} {word}" for number, word in rest if number]
+    rest = [f"{n} {_are(n)} {word}" for word, n in numbers.items() if n and word != kind]
     return f"{'; '.join([text, ', '.join(rest)] if rest else [text])}."
 
 
@@ -95,7 +100,7 @@ def basis(comparison: Comparison) -> str:
 def what_is_visible(comparison: Comparison) -> str:
     """Return the smallest visible difference, and the seeds that the observed one needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
-    unclear = [r for r in comparison.others if r.decision == UNCLEAR and not r.undecided_if]
+    unclear = [r for r in comparison.others if r.decision in (UNCLEAR, OPEN) and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []
     if len(known) < len(unclear):
@@ -106,17 +111,18 @@ def what_is_visible(comparison: Comparison) -> str:
         texts.append(f"The smallest visible difference is {size}.")
     needing = [result for result in known if result.seeds_needed is not None]
     if needing:
-        texts.append(_needed(min(needing, key=lambda result: result.seeds_needed or inf)))
+        texts.append(_needed(needing, comparison.smallest_effect))
     return " ".join(texts)
 
 
-def _needed(result: ArmResult) -> str:
-    """Return how many seeds can show the observed difference if it is the true one."""
-    number = result.seeds_needed or inf
+def _needed(results: Sequence[ArmResult], effect: float) -> str:
+    """Return how many seeds decide about the arm that needs the fewest."""
+    result = min(results, key=lambda result: result.seeds_needed or inf)
+    number, observed = result.seeds_needed or inf, f"the observed {result.difference.value:+.3g}"
     seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
     needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
-    observed = f"{result.difference.value:+.3g}"
-    return f"If {result.arm.name} truly differs by the observed {observed}, that needs {needs}."
+    observed = f"0 or {effect:g}" if abs(result.difference.value) < effect else observed
+    return f"If {result.arm.name} truly differs by {observed}, that needs {needs}."
 
 
 def _with_differences(results: Sequence[ArmResult]) -> str:

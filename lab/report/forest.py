@@ -9,12 +9,13 @@ import altair as alt
 from lab.report.comparison import Comparison
 from lab.report.run import Run
 from lab.report.scoring import HELD_OUT, judged_step
-from lab.report.statistics import BETTER, UNCLEAR, WORSE
+from lab.report.statistics import BETTER, EQUAL, OPEN, UNCLEAR, WORSE
 from rl.runtime.start_record import program
 from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
 DECISIONS = {BETTER: "#1e8049", WORSE: "#c93545", UNCLEAR: "#66707f", "baseline": BASELINE_COLOUR}
+DECISIONS |= {EQUAL: "#2b6cc4", OPEN: DECISIONS[UNCLEAR]}
 ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class
@@ -27,7 +28,7 @@ def forest(comparison: Comparison) -> Chart:
             "arm": result.arm.name,
             "score": asdict(result.score),
             "difference": asdict(result.difference),
-            "decision": result.decision,
+            "decision": result.decision.partition(" within")[0],
         }
         for result in comparison.by_score
     ]

@@ -29,13 +29,17 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
             yield f"unscored rollouts get the {name} reward", scores
     if any(one.lost for one in scoring.arms):
         columns = scoring.questions or [REWARD]
+        ordered = [run for one in scoring.arms for run in one.arm.runs]
         lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
         best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
         lower = "their last scores or the lowest reward"
         for name, added in ((lower, lost), ("scores above the best run's", best)):
             scores = [
-                scores_of([*arm.rows, *rows], columns)
-                for arm, rows in zip(scoring.arms, added, strict=True)
+                # In the order of the runs, because sequential decisions depend on it.
+                scores_of(
+                    sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0])), columns
+                )
+                for one, rows in zip(scoring.arms, added, strict=True)
             ]
             yield f"lost runs get {name}", scores
 

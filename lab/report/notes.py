@@ -13,10 +13,12 @@ from lab.runs import started_as
 _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
 
-def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[str]:
+def notes_on(
+    scoring: Scoring, left_out: Sequence[tuple[Run, str]], is_sequential: bool
+) -> Iterator[str]:
     """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _on_scores(scoring)
-    yield from _on_seeds(scoring)
+    yield from _on_seeds(scoring, is_sequential)
     runs = scoring.runs
     yield from _on_code(runs)
     if any(one.num_unscored for one in scoring.arms):
@@ -26,7 +28,7 @@ def notes_on(scoring: Scoring, left_out: Sequence[tuple[Run, str]]) -> Iterator[
             if one.num_unscored
         ]
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
-    if waiting := sum(run.is_open for run, _ in left_out):
+    if (waiting := sum(run.is_open for run, _ in left_out)) and not is_sequential:
         text = "1 run has not ended" if waiting == 1 else f"{waiting} runs have not ended"
         yield f"{text}: the p-values are valid only when all have ended."
     if left_out:
@@ -79,7 +81,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
         yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
 
-def _on_seeds(scoring: Scoring) -> Iterator[str]:
+def _on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
     arms = scoring.arms
     if few := [one.arm.name for one in arms if not one.scores.resamples_seeds]:
         names = "every arm" if len(few) == len(arms) > 1 else ", ".join(few)
@@ -88,7 +90,7 @@ def _on_seeds(scoring: Scoring) -> Iterator[str]:
             "between seeds, so such an arm is never called better or worse. Run more seeds."
         )
     looks = max(one.arm.num_looks for one in arms)
-    if looks > 1:
+    if looks > 1 and not is_sequential:
         times = "once" if looks == 2 else f"{looks - 1} times"
         yield (
             f"Runs were added {times} after the sweep had begun. Growing a sweep until "

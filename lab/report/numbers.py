@@ -48,6 +48,7 @@ def as_json(comparison: Comparison) -> bytes:
         "judged": comparison.scoring.judged,
         "num_questions": len(comparison.scoring.questions),
         "baseline": comparison.baseline.arm.label,
+        "smallest_effect": comparison.smallest_effect or None,
         "level": LEVEL,
         "draws": NUM_DRAWS,
         "arms": arm_records(comparison, comparison.arms),

@@ -50,6 +50,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
     template = environment.from_string(files("lab.report").joinpath("page.html").read_text())
     return template.render(
         comparison=comparison,
+        effect=f"{comparison.smallest_effect:g}" if comparison.smallest_effect else "",
         headline=headline(comparison),
         ended_early=ended_early(comparison),
         basis=basis(comparison),

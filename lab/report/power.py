@@ -1,6 +1,7 @@
 """The smallest visible difference, and the seeds that an observed difference needs."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from math import inf
 
 from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
@@ -30,10 +31,13 @@ def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | 
     """
     if len(spread.seeds) < 2 or not difference:
         return None
+    return fewest_seeds(
+        lambda count: visible_difference(spread.with_seeds(count), factor) <= abs(difference)
+    )
+
+
+def fewest_seeds(suffices: Callable[[int], bool]) -> float:
+    """Return the smallest number of seeds per arm that suffices, or infinity if none does."""
     counts = range(FEWEST_SEEDS, _LARGEST_COUNT)
-
-    def suffices(count: int) -> bool:
-        return visible_difference(spread.with_seeds(count), factor) <= abs(difference)
-
     index = bisect_left(counts, True, key=suffices)
     return float(counts[index]) if index < len(counts) else inf

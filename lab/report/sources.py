@@ -18,6 +18,8 @@ class Sources:
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
+    smallest_effect: str  # of the first sweep with until=decided, "" without such a sweep
+    progress: str  # what is open in this sweep
     notes: list[str]  # warnings about unreadable folders and files
 
 
@@ -25,7 +27,7 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     """Read the runs of sweep folders, run folders and folders of run folders, each run once."""
     runs: dict[Any, Run] = {}  # key: resolved folder of the run
     notes: list[str] = []
-    texts = {"question": "", "command": ""}
+    texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")
     for path in paths:
         sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():

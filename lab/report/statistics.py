@@ -33,6 +33,7 @@ LEVEL = 0.95  # confidence level of every interval
 ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
 FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
 BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
+EQUAL, OPEN = "equal", "open"  # decisions of lab/report/sequential.py
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class Scores:
     def num_seeds(self) -> int:
         """The number of seeds S."""
         return len(self.y)
+
+    def first(self, num_seeds: int) -> "Scores":
+        """Return the scores of the first seeds."""
+        return Scores(self.y[:num_seeds], self.strata)
 
     @property
     def resamples_seeds(self) -> bool:

@@ -8,10 +8,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import xxhash
+from msgspec import structs
 
 from envs.messages import opening_of, text_of
 
@@ -30,33 +31,7 @@ class SourceFile:
     size: int
 
 
-class Row(NamedTuple):
-    """One row of the index, with the data of one rollout."""
-
-    path: Path
-    source: str
-    start: int  # byte offset of the line in the file
-    size: int
-    step: int
-    group_id: int
-    place: int  # index of the rollout in its group
-    id: str
-    example: str
-    env: str
-    reward: float | None
-    advantage: float | None  # mean over turns if each turn has an advantage
-    length: int
-    turns: int
-    staleness: int | None
-    stop: str
-    used: bool
-    error: bool
-    question: int
-    title: str
-    text: str
-
-
-class RolloutLine(msgspec.Struct):
+class RolloutLine(msgspec.Struct, kw_only=True):
     """One line of a rollout file. Evaluations lack group, advantage, versions and used."""
 
     messages: list[Any]
@@ -66,12 +41,31 @@ class RolloutLine(msgspec.Struct):
     id: str = ""
     reward: float | None = None
     advantage: float | list[float] | None = None
-    tokens: int = 0
+    length: int = msgspec.field(default=0, name="tokens")
     turns: int = 0
     versions: list[int] = []
-    stop_reason: str = ""
+    stop: str = msgspec.field(default="", name="stop_reason")
     used: bool = True
-    error: str = ""
+    error: Any = ""
+
+
+class Row(RolloutLine):
+    """One row of the index: a line without its messages and versions, and what it is filtered by.
+
+    `advantage` is the mean over turns if each turn has one, and `error` says whether there is one.
+    """
+
+    path: Path
+    source: str
+    start: int  # byte offset of the line in the file
+    size: int
+    step: int
+    group_id: int
+    place: int  # index of the rollout in its group
+    staleness: int | None
+    question: int
+    title: str
+    text: str
 
 
 _DECODER = msgspec.json.Decoder(RolloutLine)
@@ -121,7 +115,9 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     advantage = line.advantage
     if isinstance(advantage, list):
         advantage = sum(advantage) / len(advantage) if advantage else None
+    known = {**structs.asdict(line), "messages": [], "versions": [], "advantage": advantage}
     return Row(
+        **{**known, "error": bool(line.error)},
         path=file.path,
         source=file.source,
         start=start,
@@ -129,17 +125,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
         step=file.step,
         group_id=group,
         place=place,
-        id=line.id,
-        example=str(line.example),
-        env=line.env,
-        reward=line.reward,
-        advantage=advantage,
-        length=line.tokens,
-        turns=line.turns,
         staleness=file.step - min(line.versions) if line.versions else None,
-        stop=line.stop_reason,
-        used=line.used,
-        error=bool(line.error),
         question=_question(line.env, opening),
         title=" ".join(" ".join(opening[-1:]).split())[:_LONGEST_TITLE],
         text="\n".join(texts).lower(),

@@ -21,12 +21,7 @@ from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
 from rl.config.schedules import SCHEDULED, at_extremes, schedule_nodes
-from rl.config.schema import (
-    RENAMED,
-    ConfigError,
-    as_config_error,
-    syntax_error_as_config_error,
-)
+from rl.config.schema import RENAMED, ConfigError, as_config_error
 from rl.config.signatures import Options, did_you_mean, read
 
 MISSING = "???"
@@ -47,7 +42,7 @@ def check(
         schema: the class whose fields are the top-level keys.
         rules: function that yields a sentence for each invalid combination of values.
     """
-    with syntax_error_as_config_error(), as_config_error():
+    with as_config_error():
         _refuse(list(_schedule_problems(config)))
         found = {
             when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)

@@ -1,9 +1,6 @@
 """endpoints.toml in the current folder: names for servers, with their models and keys.
 
-[judge]                                  # client.url=judge, env.judge.url=judge, ...
-url = "https://host/v1"
-model = "name-on-the-server"
-api_key_variable = "JUDGE_KEY"           # environment variable that contains the key; optional
+docs/everyday.md has an example.
 """
 
 import tomllib

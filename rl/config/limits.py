@@ -10,6 +10,16 @@ from typing import Any
 
 from rl.config.facts import fact
 
+# With these sampling options vLLM samples from the policy's unmodified distribution.
+NEUTRAL_SAMPLING = {
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
 
 def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield a message if the first option of the target's ORDERED is not below the second."""

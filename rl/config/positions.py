@@ -31,14 +31,3 @@ def _read(path: Path) -> dict[str, Any]:
         content = load_json(path.read_bytes())
         return content if isinstance(content, dict) else {}
     return {}
-
-
-def positions_problem(path: Any, max_seq_len: int, group: str) -> str | None:
-    """Return why a model cannot process rows of this length; `group` is a config group."""
-    longest = positions_of(path)
-    if longest is None or max_seq_len <= longest:
-        return None
-    return (
-        f"{group}.max_seq_len={max_seq_len}, but {path} was built for {longest} positions: "
-        f"use {group}.max_seq_len={longest} or less"
-    )

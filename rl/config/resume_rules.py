@@ -4,7 +4,6 @@ One folder holds one run, and resume=true continues it. These rules refuse a res
 differ from those of the first start in a way that changes what the run learns.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -22,7 +21,6 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
 Config = Mapping[str, Any]
-_MAX_NAME_BYTES = 255  # maximum bytes in a file name on Linux
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (
@@ -61,29 +59,22 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     """Refuse a folder that holds another run, and a resume with other learning options."""
     name, parent = config["run_name"], Path(config["output_dir"])
     run_folder = RunFolder(parent / name)
-    saved = run_folder.config
+    saved, resume = run_folder.config, config.get("resume")
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
         yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
     elif not name.isprintable():
         yield f"run_name={name!r} contains control characters: choose another run_name"
-    elif longest := [part for part in Path(name).parts if len(os.fsencode(part)) > _MAX_NAME_BYTES]:
-        yield (
-            f"run_name={name[:20]}... has {len(os.fsencode(longest[0]))} bytes, but a folder's "
-            f"name has at most {_MAX_NAME_BYTES}: choose a shorter run_name"
-        )
     elif saved.is_file() and not run_folder.has_results():
         return  # the earlier run made no step, so nothing is lost
-    elif saved.is_file() and not config["resume"]:
-        yield (
-            f"{saved.parent} already holds a run: use resume=true to continue it, or choose "
-            "another run_name"
-        )
-    elif config["resume"] and not saved.is_file():
+    elif saved.is_file() and not resume:
+        how = "use resume=true to continue it, or " if "resume" in config else ""
+        yield f"{saved.parent} already holds a run: {how}choose another run_name"
+    elif resume and not saved.is_file():
         yield (
             f"resume=true, but {saved.parent} holds no run: give run_name=<a folder in {parent}>, "
             "or leave resume out"
         )
-    elif config["resume"]:
+    elif resume:
         yield from changes(config, saved)
 
 

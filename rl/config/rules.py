@@ -11,19 +11,16 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.facts import fact, is_imitator, references
+from rl.config.facts import fact, is_imitator
 from rl.config.initial import initial_problems
 from rl.config.limits import free_form_problems, value_of
-from rl.config.positions import positions_problem
 from rl.config.process_rules import debugging, devices, early_stop, time_limit
 from rl.config.resume_rules import leaves, run_folder_problems
-from rl.config.signatures import did_you_mean
 from rl.config.transport import transport_problems
 
 Config = Mapping[str, Any]
 
 OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
 _KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
 # The usual form of the name of an environment variable that holds a key.
@@ -55,17 +52,14 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batches(config: Config) -> Iterator[str]:
-    """Check batch_size against group_size and ranks; refuse a buffer that rejects every group."""
-    batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
-    ranks = 1 if ranks is None else ranks  # null means one rank per device, at most batch_size
+    """Require that a batch consists of whole groups."""
+    batch, group = config["batch_size"], config["group_size"]
     if batch % group:
         lower, upper = batch // group * group, (batch // group + 1) * group
         yield (
             f"batch_size={batch} is not a multiple of group_size={group}: use "
             f"batch_size={f'{lower} or {upper}' if lower else upper}, or another group_size"
         )
-    if batch < ranks:
-        yield f"batch_size={batch} is below trainer.ranks={ranks}: use trainer.ranks={batch}"
 
 
 def client_and_evaluation(config: Config) -> Iterator[str]:
@@ -116,11 +110,6 @@ def lengths(config: Config) -> Iterator[str]:
                 f"lower {path}.max_tokens, or raise max_seq_len"
             )
     prompt = value_of(config, "sampler.max_prompt_len")
-    if prompt is not None and prompt >= longest:
-        yield (
-            f"sampler.max_prompt_len={prompt} leaves no room for an answer in max_seq_len="
-            f"{longest}: lower it, raise max_seq_len, or set sampler.max_prompt_len=null"
-        )
     client = config["client"]["_target_"]
     hidden = [] if fact(client, "measures_prompts", True) else [client]
     targets = (node["_target_"] for _, node in nodes(config["env"], "env"))
@@ -214,34 +203,6 @@ def output_head(config: Config) -> Iterator[str]:
         )
 
 
-def model_folders(config: Config) -> Iterator[str]:
-    """Require that local models exist and are complete; the download checks names on the hub.
-
-    `models/mine` is a name on the hub unless the working folder contains `models`. References are
-    loaded only after the start, so this rule also checks that their files exist.
-    """
-    for key in ("model.path", *(f"{reference}.path" for reference in references(config))):
-        path = value_of(config, key)
-        if not isinstance(path, str):
-            continue
-        folder = Path(path).expanduser()
-        is_local = path[:1] in "/.~" or (len(folder.parts) > 1 and folder.parent.is_dir())
-        if not folder.exists() and (is_local or not HUB_NAME.fullmatch(path)):
-            near = folder.parent.iterdir() if folder.parent.is_dir() else ()
-            hint = did_you_mean(folder.name, [entry.name for entry in near])
-            yield f"{key}={path}: no such folder{hint or ', and no hub name (organisation/model)'}"
-        elif folder.exists() and not (folder / "config.json").is_file():
-            yield f"{key}={path}: {folder} holds no config.json: write it with save_pretrained"
-        elif key == "model.path":
-            longest = value_of(config, "model.max_seq_len")
-            if problem := positions_problem(path, longest or 0, "model"):
-                yield problem
-        elif folder.exists():
-            for pattern in ("tokenizer.json", "*.safetensors"):
-                if not any(folder.glob(pattern)):
-                    yield f"{key}={path}: {folder} holds no {pattern}: copy it there"
-
-
 def data_files(config: Config) -> Iterator[str]:
     """Require the data files that an environment opens only after the start."""
     for path, node in nodes(config["env"], "env"):
@@ -298,7 +259,6 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     rewards,
     transport_problems,
     output_head,
-    model_folders,
     data_files,
     initial_problems,
     run_folder_problems,

@@ -22,6 +22,7 @@ from rl.config.nodes import (
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from rl.config.schedules import changed, joined, split
 from rl.config.transport import Transport, transport
+from rl.runtime.files import write_whole
 from rl.runtime.given_files import load_yaml
 
 FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
@@ -47,22 +48,15 @@ class ConfigError(ValueError):
 
 @contextmanager
 def as_config_error() -> Iterator[None]:
-    """Convert a ValueError or an OSError of the block to a ConfigError."""
+    """Convert a ValueError, an OSError or a SyntaxError of the block to a ConfigError."""
     try:
         yield
     except ConfigError:
         raise
-    except (ValueError, OSError) as error:
-        raise ConfigError([str(error)]) from error
-
-
-@contextmanager
-def syntax_error_as_config_error() -> Iterator[None]:
-    """Convert a SyntaxError of the block to a ConfigError with file and line."""
-    try:
-        yield
     except SyntaxError as error:
         raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
+    except (ValueError, OSError) as error:
+        raise ConfigError([str(error)]) from error
 
 
 class Settings:
@@ -90,10 +84,8 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write the configuration as YAML, replacing the old file atomically."""
-        aside = path.with_name(f".{path.name}.new")
         content = {"format": FORMAT, **joined(self.plain())}
-        aside.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
-        aside.replace(path)
+        write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)

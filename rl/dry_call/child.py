@@ -30,6 +30,7 @@ from rl.config.learned import Learned
 from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run
 from rl.runtime.child import python_module
+from rl.runtime.files import write_whole
 
 _INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
@@ -40,6 +41,7 @@ _INPUT_KEYS = (
 _LAST_LINES = 5
 LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
 Answer = Mapping[str, Any]
+_ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
 
 class DryCall:
@@ -62,9 +64,9 @@ class DryCall:
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # Use one thread, because vLLM starts at the same time. Skip breakpoint(),
-                    # which the user wants in the trainer (trainer.debug).
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONBREAKPOINT": "0"},
+                    # Use one thread and no GPU, because vLLM starts at the same time. Skip
+                    # breakpoint(), which the user wants in the trainer (trainer.debug).
+                    env={**os.environ, **_ALONE},
                 )
         return self
 
@@ -168,6 +170,4 @@ def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[st
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        aside = path.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(content))
-        aside.replace(path)
+        write_whole(path, json.dumps(content))

@@ -26,8 +26,8 @@ from rl.sampling.strategy import StartedGroup, Strategy, played
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
 _ROUNDS = 3
-# environment node -> problems and pools, cached for sweeps; pools are None after a failure.
-_EXAMPLES_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
+# environment node -> result of `read_pools`, for sweeps, whose jobs have the same environment
+POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
@@ -133,26 +133,18 @@ def selects_by_rewards(order: Any, buffer: Any) -> bool:
     )
 
 
-def first_examples(report: Report, node: Any) -> list[Pool]:
-    """Return the training pools of an environment, or [] if reading takes over two seconds.
+def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
+    """Return the problems and training pools of an environment, which is read once.
 
-    Ignore an `OSError`, because the rollouts process reports missing data when it starts.
+    The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
+    no problem, because the rollouts process reports missing data when it starts.
     """
-    key = repr(node)
-    if key not in _EXAMPLES_CACHE:
-        _EXAMPLES_CACHE[key] = _read_pools(node)
-    problems, pools = _EXAMPLES_CACHE[key]
-    report.problems += problems
-    return [pool for pool in pools or () if len(pool.examples)]
-
-
-def were_read(node: Any) -> bool:
-    """Return whether `first_examples` read an environment's examples within its time limit."""
-    return _EXAMPLES_CACHE[repr(node)][1] is not None
+    if (key := repr(node)) not in POOLS_CACHE:
+        POOLS_CACHE[key] = _read_pools(node)
+    return POOLS_CACHE[key]
 
 
 def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Read an environment's pools. Return the problems, and the pools or None after an error."""
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 

@@ -63,7 +63,9 @@ def learn(config: Config) -> Learned:
     sampler = config["sampler"]
     count = config["batch_size"] // config["group_size"]
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
-    if pools := examples.first_examples(report, config["env"]):
+    problems, read = examples.read_pools(config["env"])
+    report.problems += problems
+    if pools := [pool for pool in read or () if len(pool.examples)]:
         examples.check_order(report, config["order"], pools)
     size = config["group_size"]
     examples.check_strategy(report, config["strategy"], size, config["env"], pools)
@@ -117,7 +119,8 @@ def _answer(config: Config) -> dict[str, Any]:
     # Repeat the alarm: `Report.calling` records a TimeoutError, and then the dry call goes on.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
-        return {"learned": asdict(learn(config)), "read_env": examples.were_read(config["env"])}
+        _, pools = examples.read_pools(config["env"])
+        return {"learned": asdict(learn(config)), "read_env": pools is not None}
     except ConfigError as error:
         return {"problems": error.problems}
     except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers

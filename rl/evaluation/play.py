@@ -85,8 +85,18 @@ def write_rollouts(path: Path, played: Sequence[Played]) -> None:
 def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
     """Return the content of a rollout's line in evaluations/*.jsonl."""
     return {
-        "example": played.example.id,
-        "env": played.example.env,
+        **rollout_line(played.example, rollout),
+        "tool_errors": rollout.tool_errors,
+        "tokens": rollout.num_completion,
+        "generation_time": rollout.generation_time,
+    }
+
+
+def rollout_line(example: Example, rollout: Rollout) -> dict[str, object]:
+    """Return what the lines of training and of evaluation contain."""
+    return {
+        "example": example.id,
+        "env": example.env,
         "messages": rollout.messages,
         "reward": rollout.reward,
         "rewards": rollout.rewards,
@@ -95,8 +105,5 @@ def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
         "stop_reason": rollout.stop_reason,
         "turns": rollout.turns,
         "tool_calls": rollout.tool_calls,
-        "tool_errors": rollout.tool_errors,
-        "tokens": rollout.num_completion,
-        "generation_time": rollout.generation_time,
         "error": rollout.error,
     }

@@ -1,4 +1,4 @@
-"""Computes the metrics of an evaluation from its rollouts, and advice on training with them.
+"""Computes the metrics of an evaluation from its rollouts.
 
 A rollout without a reward (an error of the environment, a timeout) counts as an error, not as
 reward 0. The metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
@@ -8,12 +8,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from envs.episode import Example
 from rl.records import Rollout
-
-TOO_HARD, TOO_EASY = 0.0, 0.8  # pass@1 <= TOO_HARD or > TOO_EASY leads to advice
-MAX_ZERO_SPREAD = 0.5  # this share of examples with only equal rewards leads to advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +94,8 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
         for rollout in one.rollouts:
             of_role[i, rollout.role].append(rollout.reward)
     compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
-    means = rollout_means(rollouts)
+    means: dict[str, Any] = rollout_means(rollouts)
+    del means["errors"]  # the metrics of a summary count them
     return Summary(
         num_examples=len(played),
         num_rollouts=len(rollouts),
@@ -108,38 +107,11 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
             for k in powers_of_two(max(map(len, of_role.values()), default=0))
         },
         zero_spread=zero_spread(compared),
-        mean_length=means["mean_length"],
-        max_length=int(means["max_length"]),
-        truncated=means["truncated"],
-        turns=means["turns"],
-        tool_calls=means["tool_calls"],
-        tool_errors=means["tool_errors"],
+        **means,
         rewards=mean_rewards(rollouts),
         stop_reasons=stop_shares(rollouts),
         errors=dict(Counter(r.error for r in rollouts if r.error).most_common()),
     )
-
-
-def advice(summary: Summary) -> list[str]:
-    """Return advice for training with this policy and environment; [] if there is no problem."""
-    passing = summary.passes.get(1, math.nan)
-    lines = []
-    if passing <= TOO_HARD:
-        lines.append("pass@1 is 0 %: the policy never succeeds, so use easier examples")
-    if passing > TOO_EASY:
-        lines.append(f"pass@1 is above {TOO_EASY:.0%}: too easy to learn from, use harder examples")
-    if summary.zero_spread >= MAX_ZERO_SPREAD:
-        lines.append(
-            f"{summary.zero_spread:.0%} of the examples have rollouts with equal rewards, so their "
-            "advantage is 0: use more rollouts per example, or examples of other difficulty "
-            "(docs/troubleshooting.md, no spread)"
-        )
-    if summary.num_scored < summary.num_rollouts:
-        lost = summary.num_rollouts - summary.num_scored
-        lines.append(
-            f"{lost} of {summary.num_rollouts} rollouts have no reward, see `error` in their file"
-        )
-    return lines
 
 
 def average(values: Sequence[float]) -> float:

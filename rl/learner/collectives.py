@@ -1,8 +1,11 @@
-"""Exchange bytes between the ranks.
+"""Exchange bytes between the ranks, and the store through which processes connect.
 
 PyTorch's collectives for Python objects unpickle what arrives. gloo and NCCL check no key. So with
 these collectives, any process that reaches their ports could run code in a rank.
 """
+
+import socket
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -21,3 +24,19 @@ def gathered_bytes(own: bytes) -> list[bytes]:
     dist.all_gather(contents, content)
     pairs = zip(contents, sizes, strict=True)
     return [each.cpu().numpy().tobytes()[: int(length)] for each, length in pairs]
+
+
+def listening_store(host: str, port: int, world: int | None, timeout: timedelta) -> dist.TCPStore:
+    """Return a store that listens only on `host`. TCPStore listens on every address by default."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=4096) as listener:
+        port = listener.getsockname()[1]
+        return dist.TCPStore(
+            host,
+            port,
+            world,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )

@@ -131,18 +131,14 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
-        A metric has one number per token [N], or one number for all tokens.
-
-        Raises:
-            ValueError: the token loss or a metric is not one number per token, or the loss has no
-                gradient.
+        A metric has one number per token [N], or one for all tokens. The dry call has checked the
+        shapes (rl/dry_call/tensors.py).
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
-        _check_loss(result.loss, logprobs)
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
-            **_checked_metrics(result.metrics, logprobs),
+            **_detached(result.metrics),
             "entropy": tokens.entropies,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
         }
@@ -154,7 +150,7 @@ class Objective:
             corrected = self.correction(*anchors, tokens.sequence_ids, tokens.num_sequences)
             loss = corrected.weights * loss
             metrics["correction"] = corrected.weights
-            metrics |= _checked_metrics(corrected.metrics, logprobs)
+            metrics |= _detached(corrected.metrics)
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
             # Report the divergence whenever there is a reference, even if beta is 0.
@@ -166,24 +162,5 @@ class Objective:
         return loss, metrics
 
 
-def _checked_metrics(metrics: Mapping[str, Tensor], logprobs: Tensor) -> dict[str, Tensor]:
-    for name, values in metrics.items():
-        if values.numel() != 1 and values.shape != logprobs.shape:
-            raise ValueError(
-                f"the metric {name!r} has the shape {list(values.shape)} for {len(logprobs)} "
-                "tokens: return one number per token, or a single number"
-            )
+def _detached(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: values.detach() for name, values in metrics.items()}
-
-
-def _check_loss(loss: Tensor, logprobs: Tensor) -> None:
-    if loss.shape != logprobs.shape:
-        raise ValueError(
-            f"the token loss returned a tensor of shape {list(loss.shape)} for {len(logprobs)} "
-            "tokens: return one number per token, neither summed nor averaged (losses/tokens.py)"
-        )
-    if logprobs.requires_grad and not loss.requires_grad:
-        raise ValueError(
-            "the token loss has no gradient: compute it from tokens.logprobs or "
-            "tokens.candidate_logprobs, and do not detach them (losses/tokens.py)"
-        )

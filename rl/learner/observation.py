@@ -1,20 +1,9 @@
 """The numbers of every completion token in each update, for the token record.
 
-    pi           log pi of the policy in training
-    old, ref     log pi before the step's first update, and log ref, if the run has them
-    entropy      entropy of pi's distribution of the token
-    advantage    advantage after penalties, or from the critic
-    weight       token weight. The objective is the sum of weight * loss
-    loss         token loss times correction, with KL penalty and entropy bonus
-    correction   factor of the token loss, if there is a correction
-    grad         d objective / d log pi: below 0 the update makes the token more likely
-    kept         1 if weight and correction are not 0. If grad is then 0, the loss clipped the token
-    metric_*     metrics of the token loss and its correction
-
-rl/learner/policy.py computes the gradients of any objective at the module's outputs. `grad` is
-the derivative by log pi with all other outputs held constant. With an entropy bonus, each entropy
-has the gradient -bonus * weight. With a loss that compares distributions, the candidates have
-gradients, and `candidate_grad` is the sum of their absolute values.
+docs/token-record.md explains each number. rl/learner/policy.py computes the gradients of any
+objective at the module's outputs. `grad` is the derivative by log pi with all other outputs held
+constant: those of the entropies are -bonus * weight, and `candidate_grad` sums the absolute
+gradients of the candidates.
 
 N: completion tokens of a micro-batch.
 """

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW, arXiv:1711.05101, with warm-up and decay. Vectors (norms) have no weight decay.
-
-    Attributes:
-        schedule: constant, or decay to `min_ratio` times the rate at the last step.
-        warmup_steps: number of steps with a linearly rising rate, which starts above 0.
-    """
+    """AdamW with warm-up and decay (conf/optim/adamw). Vectors (norms) have no weight decay."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -74,14 +69,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    """Muon (muon.py) for the hidden matrices, AdamW for embeddings, output head and vectors.
-
-    Attributes:
-        momentum: decay factor of Muon's moving average of gradients.
-        nesterov: whether Muon uses Nesterov momentum.
-        ns_steps: number of Newton-Schulz iterations.
-        adamw_ratio: AdamW's learning rate divided by Muon's.
-    """
+    """Muon (muon.py) for hidden matrices, AdamW for all other parameters (conf/optim/muon)."""
 
     whole_matrices: ClassVar[bool] = True  # needs whole matrices, which ZeRO splits
 

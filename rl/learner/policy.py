@@ -211,25 +211,34 @@ class Policy:
         self.engine.train()
         return outputs
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return all weights by Hugging Face name: tied weights once, the adapter merged in.
 
-        Ranks other than 0 return {}. Collective, because under ZeRO-3 each rank holds a shard.
+        Weights on a GPU are copied into the tensors `places` on the host, if these fit. Ranks other
+        than 0 return {}. Collective, because under ZeRO-3 each rank holds a shard.
         """
-        return self._collected(full_weights(self.engine.module.model))
+        return self._collected(full_weights(self.engine.module.model), places)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
         return self._collected(adapter_weights(self.engine.module.model))
 
-    def _collected(self, recipes: Iterable[Recipe]) -> dict[str, Tensor]:
+    def _collected(
+        self, recipes: Iterable[Recipe], places: Mapping[str, Tensor] | None = None
+    ) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}
         for recipe in recipes:
             with gathered(self.engine, recipe.parts):
                 if self.ranks.first:
-                    tensor = recipe.make(*recipe.parts).cpu()
+                    made = recipe.make(*recipe.parts)
+                    place = (places or {}).get(recipe.name) if made.is_cuda else None
+                    if place is not None and (place.shape, place.dtype) == (made.shape, made.dtype):
+                        collected[recipe.name] = place.copy_(made)
+                        continue
+                    tensor = made.cpu()
                     # At the end of the block ZeRO-3 frees the gathered weights, so copy the tensor.
-                    collected[recipe.name] = tensor.clone() if self.zero_stage == 3 else tensor
+                    is_shard = self.zero_stage == 3 and not made.is_cuda
+                    collected[recipe.name] = tensor.clone() if is_shard else tensor
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from rl.learner.collectives import gathered_bytes
+from rl.learner.collectives import gathered_bytes, listening_store
 from rl.runtime.failure import RunFailed
 
 _SCHEME = "listening"
@@ -128,19 +127,7 @@ def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])
-    host, port = str(parsed.hostname), int(parsed.port or 0)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=4096)
-    store = dist.TCPStore(
-        host,
-        port,
-        world,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,  # init_process_group waits for all ranks anyway
-        master_listen_fd=listener.detach(),
-    )
-    yield store, rank, world
+    yield listening_store(str(parsed.hostname), int(parsed.port or 0), world, timeout), rank, world
 
 
 dist.register_rendezvous_handler(_SCHEME, _listen)

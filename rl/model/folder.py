@@ -95,15 +95,6 @@ def links_outside(path: Path) -> bool:
     return not any(target.is_relative_to(home) for home in homes)
 
 
-def check_turn_limit(max_tokens: int, max_seq_len: int) -> None:
-    """Raise ValueError unless max_tokens, the limit of a turn, is less than max_seq_len."""
-    if not 1 <= max_tokens < max_seq_len:
-        raise ValueError(
-            f"model.max_tokens={max_tokens}: set it to at least 1 and below model.max_seq_len="
-            f"{max_seq_len}, which also counts the prompt"
-        )
-
-
 def linear_layers(model: Path) -> list[str]:
     """Return the module names of the model's linear layers, without embedding, head and experts.
 

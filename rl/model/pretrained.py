@@ -20,8 +20,8 @@ from huggingface_hub.errors import (
 )
 
 from rl.config.annotations import Node
-from rl.config.positions import positions_problem
-from rl.model.folder import check_turn_limit, damaged_weights, links_outside, missing_weights
+from rl.config.positions import positions_of
+from rl.model.folder import damaged_weights, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -44,11 +44,6 @@ class PretrainedModel:
     describe_tools: bool
     warm_start: Node | None
 
-    def __post_init__(self) -> None:
-        check_turn_limit(self.max_tokens, self.max_seq_len)
-        if not self.path:
-            raise ValueError("model.path is empty: set it to a local folder or a name on the hub")
-
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
         """Return the model's folder: model.path, or the download in the hub's cache."""
         local = local_folder(self.path, self.revision, "model")
@@ -58,8 +53,11 @@ class PretrainedModel:
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
     """Raise ValueError if max_seq_len exceeds the model's limit. Messages name `group`.path."""
-    if problem := positions_problem(local, max_seq_len, group):
-        raise ValueError(problem)
+    if (longest := positions_of(local)) and max_seq_len > longest:
+        raise ValueError(
+            f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
+            f"use {group}.max_seq_len={longest} or less"
+        )
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:

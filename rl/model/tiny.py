@@ -6,7 +6,6 @@ trainer initialises them from config.json and the run's seed.
 """
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -14,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rl.config.annotations import Node
-from rl.model.folder import check_turn_limit
+from rl.config.shipped import SHIPPED
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
@@ -27,46 +26,7 @@ MARKUP_TOKENS = (
     "<think>",
     "</think>",
 )
-
-# Qwen3's chat format without thinking. It renders the same text as the renderer "qwen3".
-CHAT_TEMPLATE = r"""
-{%- set opening = messages[0] if messages and messages[0].role == 'system' else none %}
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if opening is not none %}{{- opening.content + '\n\n' }}{%- endif %}
-    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
-    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
-    {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
-    {{- '\n</tools>\n\nFor each function call, return a json object with function name and ' }}
-    {{- 'arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": ' }}
-    {{- '<function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
-{%- elif opening is not none %}
-    {{- '<|im_start|>system\n' + opening.content + '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages if message is not sameas opening %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == 'tool' %}
-        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
-        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\n' + content }}
-        {%- for call in message.tool_calls or [] %}
-            {%- set function = call.function or call %}
-            {%- if content or not loop.first %}{{- '\n' }}{%- endif %}
-            {{- '<tool_call>\n{"name": "' + function.name + '", "arguments": ' }}
-            {%- if function.arguments is string %}
-                {{- function.arguments }}
-            {%- else %}
-                {{- function.arguments | tojson }}
-            {%- endif %}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
-""".lstrip("\n")
+_TEMPLATE_OF = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,45 +52,22 @@ class TinyModel:
     renderer_options: ClassVar[None] = None
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
-    def __post_init__(self) -> None:
-        check_turn_limit(self.max_tokens, self.max_seq_len)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"model.num_heads={self.num_heads} is not a multiple of model.num_kv_heads="
-                f"{self.num_kv_heads}: change one of the two"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"model.head_dim={self.head_dim} is odd: set it to an even number")
-
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder` atomically. Return the folder.
+        """Write config, tokenizer and chat template to `folder`. Return the folder.
 
-        If the folder already contains this model, nothing is written.
+        Files that are there already must be those of this model.
         """
-        files = self._files()
-        if folder.is_dir() and any(folder.iterdir()):
-            self._check_same(folder, files)
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as aside:
-            fresh = Path(aside) / "model"
-            fresh.mkdir()
-            for name, content in files.items():
-                (fresh / name).write_text(content, encoding="utf-8")
-            try:
-                fresh.rename(folder)  # `rename` replaces an empty folder and fails for a filled one
-            except OSError:  # another process created the folder first
-                self._check_same(folder, files)
-        return folder
-
-    def _check_same(self, folder: Path, files: dict[str, str]) -> None:
-        for name, content in files.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self._files().items():
             path = folder / name
-            if not path.is_file() or path.read_text(encoding="utf-8") != content:
+            if not path.is_file():
+                path.write_text(content, encoding="utf-8")
+            elif path.read_text(encoding="utf-8") != content:
                 raise ValueError(
                     f"{folder} contains another model, because {name} differs: delete {folder}, "
                     "or set another run_name"
                 )
+        return folder
 
     def _architecture(self) -> dict[str, Any]:
         """Return the keys of config.json that only this kind of network has."""
@@ -170,7 +107,8 @@ class TinyModel:
             "pad_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
             "model_max_length": config["max_position_embeddings"],
-            "chat_template": CHAT_TEMPLATE,
+            # Qwen3's format without thinking. It renders the same text as the renderer "qwen3".
+            "chat_template": json.loads(_TEMPLATE_OF.read_text())["chat_template"],
         }
         # Omit temperature and top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
@@ -190,19 +128,6 @@ class TinyMoE(TinyModel):
 
     num_experts: int
     experts_per_token: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(
-                f"experts_per_token={self.experts_per_token} must be between 1 and num_experts="
-                f"{self.num_experts}"
-            )
-        if self.hidden_size % 32:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of 32, which vLLM needs for "
-                "experts on a CPU: set hidden_size=64 or another multiple"
-            )
 
     def _architecture(self) -> dict[str, Any]:
         return {

@@ -38,13 +38,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ValueError(
-                f"{folder} contains no tokenizer.json: save the fast tokenizer there with "
-                "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-            )
-        self._inner = tokenizers.Tokenizer.from_file(str(path))
+        self._inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._inner.no_truncation()
         self._inner.no_padding()
         config = _read_json(folder / "tokenizer_config.json")

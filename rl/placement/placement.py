@@ -132,6 +132,11 @@ def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[
 def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     known = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
     to_train, to_sample = _split_gpus(run, known)
+    if not to_train or (run.starts_vllm and not to_sample):
+        _refuse(
+            f"{len(to_train)} of {len(known)} GPUs are for training and {len(to_sample)} for vLLM, "
+            f"but both need one: {_REMEDY}"
+        )
     # With more ranks than batch_size, some rank would have no rollout to train on.
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
     if num_ranks > len(to_train):
@@ -160,12 +165,6 @@ def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Devic
     if train is None or sample is None:
         rest = [device for device in known if device not in (train or sample or ())]
         rest = rest or (known if len(known) == 1 else [])
-        if not rest:
-            given, other = ("inference", "trainer") if train is None else ("trainer", "inference")
-            _refuse(
-                f"{given}.devices lists all {len(known)} GPUs and leaves none to {other}: set "
-                f"{other}.devices, too (trainer and vLLM share a GPU in both lists)"
-            )
         return (train or rest), (sample or rest)
     return train, sample
 
@@ -174,19 +173,14 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
     """Return the first GPUs for training and the last GPUs for vLLM."""
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
-        train, sample = known[:ranks], known[ranks:]
-    else:
-        half = len(known) - len(known) // 2
-        count = run.inference.replicas or max(half // group, 1)
-        groups = list(_groups(known, group))[-count:]
-        if not groups:  # `_replicas` raises the error with the numbers
-            return known, known
-        sample = [device for group in groups for device in group]
-        train = [device for device in known if device not in sample]
-    if not train or not sample:
-        taker, loser = (f"trainer.ranks={ranks}", "vLLM") if train else ("vLLM", "training")
-        _refuse(f"{taker} uses all {len(known)} GPUs and leaves none for {loser}: {_REMEDY}")
-    return train, sample
+        return known[:ranks], known[ranks:]
+    half = len(known) - len(known) // 2
+    count = run.inference.replicas or max(half // group, 1)
+    groups = list(_groups(known, group))[-count:]
+    if not groups:  # `_replicas` raises the error with the numbers
+        return known, known
+    sample = [device for group in groups for device in group]
+    return [device for device in known if device not in sample], sample
 
 
 def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
@@ -217,15 +211,10 @@ def _find_gpus(group: str, names: Sequence[str] | None, known: list[Device]) -> 
     if names is None:
         return None
     available = list(dict.fromkeys(name for _, name in known))
-    key = f"{group}.devices={names}"
-    if not names:
-        _refuse(f"{key} lists no GPU: choose from {available}, or set {group}.devices=null")
-    if len(set(names)) < len(names):
-        _refuse(f"{key} lists a GPU twice: list each GPU once")
     if missing := [name for name in names if name not in available]:
         _refuse(
-            f"{key}, but no GPU {', '.join(missing)} is visible: choose from {available}, or "
-            "change the variable CUDA_VISIBLE_DEVICES"
+            f"{group}.devices={names}, but no GPU {', '.join(missing)} is visible: choose from "
+            f"{available}, or change the variable CUDA_VISIBLE_DEVICES"
         )
     return [(host, name) for host, name in known if name in names]
 

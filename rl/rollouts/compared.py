@@ -10,6 +10,13 @@ def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
     return list(dict.fromkeys(rollout.role for rollout in rollouts)) or [""]
 
 
+def compared_ids(groups: Sequence[Group]) -> list[int]:
+    """Return a number for each rollout: equal numbers mean the same group and role."""
+    keys = [(i, rollout.role) for i, group in enumerate(groups) for rollout in group.rollouts]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
+
+
 def compared_columns(group: Group) -> list[list[float]] | None:
     """Return the numbers that the advantage compared, one list per reward or turn.
 

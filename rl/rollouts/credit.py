@@ -42,15 +42,7 @@ Advantage = Callable[[ScoredGroup], Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardShaping:
-    """The reward shaping of conf/reward. A subclass may override `penalties`.
-
-    Attributes:
-        normalise_each: True: compute the advantage of each named reward, then the weighted sum of
-            these advantages, so that rewards with small and large spreads count equally. This is
-            GDPO, arXiv:2601.05242, whose normalisation over the batch is batch_credit=whiten.
-            False: compute the advantage of the weighted sum of the named rewards.
-        length_penalty: reward subtracted per completion token.
-    """
+    """The reward shaping of conf/reward. A subclass may override `penalties`."""
 
     normalise_each: bool
     length_penalty: NonNegativeFloat

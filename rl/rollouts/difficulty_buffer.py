@@ -10,16 +10,7 @@ from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups from which the policy would learn little (conf/buffer/difficulty).
-
-    Attributes:
-        min_spread: smallest allowed difference between a group's highest and lowest shaped reward.
-            With reward.normalise_each, each weighted named reward has its own difference. With an
-            advantage per turn, each turn has one, between advantages. The largest one counts.
-        min_reward_variance: smallest allowed variance of these numbers; None: no limit.
-        min_reward: a group is too hard if its mean unshaped reward is lower; None: no limit.
-        max_reward: a group is too easy if its mean unshaped reward is higher; None: no limit.
-    """
+    """Rejects groups from which the policy would learn little (conf/buffer/difficulty)."""
 
     ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
 

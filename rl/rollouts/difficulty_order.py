@@ -29,11 +29,6 @@ class DifficultyOrder(ExampleOrder):
     """Draws easy, normal and hard examples by weight (conf/order/difficulty).
 
     For a mixture, the environment is drawn first, by its weight. Each environment has three pools.
-
-    Attributes:
-        easy_threshold: an example is easy if its mean unshaped reward is at least this value.
-        hard_threshold: an example is hard if its mean unshaped reward is at most this value.
-        weights: weights of the three pools; non-empty pools share the weight of an empty pool.
     """
 
     ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")

@@ -11,17 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from rl.records import Group, TrainingRow
+from rl.records import TrainingRow
 from rl.runtime.failure import RunFailed
 
 Row = TypeVar("Row", bound=TrainingRow)
-
-
-def compared_ids(groups: Sequence[Group]) -> list[int]:
-    """Return a number for each rollout: equal numbers mean the same group and role."""
-    keys = [(i, rollout.role) for i, group in enumerate(groups) for rollout in group.rollouts]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return [numbers[key] for key in keys]
 
 
 def by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
-from rl.rollouts.packing import by_advantage, compared_ids, pack, pack_groups
+from rl.rollouts.compared import compared_ids
+from rl.rollouts.packing import by_advantage, pack, pack_groups
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Function from (completion length of each rollout, its group) to its weight per token.

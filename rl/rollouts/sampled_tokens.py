@@ -18,11 +18,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """The token recording settings of conf/record.
-
-    Attributes:
-        num_groups: number of random groups to record per step; None: all groups, even if rejected.
-    """
+    """The token recording settings of conf/record."""
 
     num_groups: NonNegativeInt | None
 

@@ -17,6 +17,7 @@ from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
+from rl.evaluation.play import rollout_line
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
 from rl.rollouts.batch_credit import credited
@@ -161,7 +162,7 @@ class RolloutService:
         """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json_line({"id": id, **rollout_line(group, rollout, credit, used)})
+            json_line({"id": id, **trained_line(group, rollout, credit, used)})
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
             for id, rollout, credit in zip(
@@ -205,7 +206,7 @@ class RolloutService:
                 raise self._error
 
 
-def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
+def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
     """Return a line of rollouts/*.jsonl; `used`: whether the buffer accepted the group."""
     advantages = credit.advantages
     if credit.by_token:
@@ -215,23 +216,13 @@ def rollout_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
     )
     return {
         "group": group.index,
-        "example": group.example.id,
-        "env": group.example.env,
-        "messages": rollout.messages,
-        "reward": rollout.reward,
-        "rewards": rollout.rewards,
-        **({"turn_rewards": rollout.turn_rewards} if rollout.turn_rewards else {}),
-        **({"role": rollout.role} if rollout.role else {}),
+        **rollout_line(group.example, rollout),
         **({"source": rollout.source.name.lower()} if group.suffix or group.index < 0 else {}),
         "shaped_reward": credit.reward,
         "advantage": advantages if len(advantages) != 1 else advantages[0],
-        "stop_reason": rollout.stop_reason,
         "num_rows": len(rollout.rows),
-        "turns": rollout.turns,
-        "tool_calls": rollout.tool_calls,
         "tokens": len(versions),
         # Demonstrations have no policy version.
         "versions": np.unique(versions[versions >= 0]).tolist(),
         "used": used and credit.trains,
-        "error": rollout.error,
     }

@@ -45,12 +45,7 @@ def penalty(
 ) -> Credit:
     """Return the credit with the soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13.
 
-    Args:
-        rollout: the rollout, cut off or not.
-        limit: tokens of one turn at which the penalty reaches `weight`. If None, the sampler or
-            environment limits the turn. Without any limit there is no penalty.
-        start: share of the limit up to which there is no penalty, below 1.
-        weight: the largest penalty.
+    Without a limit of the option, the sampler or the environment there is no penalty.
     """
     most = rollout.turn_limit if limit is None else limit
     if rollout.reward is None or most is None:

@@ -1,24 +1,12 @@
 """The token record: Parquet files with values per token, joined by rollout id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
-        id          rollout id, as in rollouts/step_000012.jsonl
-        row         index of the row in the rollout, from 0
-        token_ids   [L] all tokens of the row
-        mask        [L] True where the policy chose the token
-        mu          [L] log mu at sampling; NaN where no policy sampled
-        version     [L] policy version that sampled the token; -1 where no policy did
-        turns       [L] index of the assistant turn, from 0; -1 outside of turns
-
     tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
-        id, row     as above
-        update      index of the update of the batch, from 0 to updates_per_batch - 1
-        pi, ...     [N] values of the masked tokens, in order (rl/learner/observation.py)
 
-rl/records.py defines the token columns of the first file. A row without a line in a trainer's file
-was not trained: its group was rejected, its rollout was cut off, or all tokens of the step had the
-weight 0. A file has no column for a quantity that the run does not compute. A file without the
-column `update` is from an older version, which recorded the first update only. A file is complete
-or absent. A resumed run that repeats a step replaces the files of that step.
+docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
+rl/learner/observation.py those of the second. A file without the column `update` is from an older
+version, which recorded the first update only. A file is complete or absent. A resumed run that
+repeats a step replaces the files of that step.
 """
 
 import logging

@@ -35,11 +35,7 @@ class TooLong(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationSampler:
-    """Base class of samplers that read or generate conversations without vLLM.
-
-    Attributes:
-        max_staleness: number of batches that are prepared ahead of the trainer.
-    """
+    """Base class of samplers that read or generate conversations without vLLM."""
 
     uses_vllm: ClassVar[bool] = False
     temperature: ClassVar[float] = 1.0  # the trainer divides all logits by this number
@@ -100,11 +96,7 @@ class ImitationSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(ImitationSampler):
-    """The sampler that trains on the answers of the environment's scripted expert.
-
-    Attributes:
-        corruption_rate: share of conversations whose last answer gets two letters swapped.
-    """
+    """The sampler of conf/sampler/demonstrations.yaml: the answers of the scripted expert."""
 
     corruption_rate: Probability
 

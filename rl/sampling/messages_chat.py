@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
 from envs.messages import Message, as_sent, assistant
-from rl.config.ranges import NonNegativeInt
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 
@@ -33,45 +32,30 @@ class MessageCompletion(Completion):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessagesClient:
+class MessagesClient(ChatEndpoint):
     """The client of conf/client/messages.yaml, which explains the options."""
 
     needs_vllm: ClassVar[bool] = False
-    url: str
-    model: str
+    option: ClassVar[str] = "client.url"
+    raises: ClassVar[type[Exception]] = GenerationError
+
     api_key_variable: str
-    max_retries: NonNegativeInt
-
-    def __post_init__(self) -> None:
-        _ = self.endpoint  # raises ValueError at the start if client.base_url is invalid
-
-    @property
-    def endpoint(self) -> ChatEndpoint:
-        """The server's /chat/completions endpoint."""
-        return ChatEndpoint(
-            url=self.url,
-            model=self.model,
-            api_key_variable=self.api_key_variable,
-            max_retries=self.max_retries,
-            option="client.url",
-            raises=GenerationError,
-        )
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator["MessagesChat"]:
         """Yield the chat, and close its connections at the end of the block."""
         sampler = setting.sampler
-        async with self.endpoint.client(
+        async with self.client(
             max_concurrent=sampler.max_concurrent, timeout=sampler.rollout_timeout
         ) as client:
-            yield MessagesChat(sampler, self.endpoint, client)
+            yield MessagesChat(sampler, self, client)
 
 
 @dataclass
 class MessagesChat(Chat):
     """A chat that sends text, not tokens. `slots` sets no limit, because the server has a queue."""
 
-    endpoint: ChatEndpoint
+    endpoint: MessagesClient
     client: HttpClient
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:

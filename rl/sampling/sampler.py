@@ -9,10 +9,8 @@ from msgspec import Meta
 from renderers import Renderer
 
 from envs.options import checked_stops
+from rl.config.limits import NEUTRAL_SAMPLING
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
-
-_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-_NEUTRAL |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,8 @@ class PolicySampler:
 
         Parameters at their neutral value are not sent, because OpenAI's API rejects some names.
         """
-        values = {name: getattr(self, name) for name in _NEUTRAL}
-        changed = {name: value for name, value in values.items() if value != _NEUTRAL[name]}
+        pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
+        changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
         return {"temperature": self.temperature, **changed, **stop}
 
@@ -54,12 +52,7 @@ class PolicySampler:
         """Return vLLM's sampling parameters, except the token limit."""
         return {
             "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
+            **{name: getattr(self, name) for name in NEUTRAL_SAMPLING},
             "stop_token_ids": renderer.get_stop_token_ids(),
             # skip_special_tokens=False, because a stop text may contain special tokens.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),

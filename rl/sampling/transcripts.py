@@ -24,12 +24,7 @@ _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptSampler(ImitationSampler):
-    """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files.
-
-    Attributes:
-        path: a file or a glob pattern of JSON lines with `messages` (OpenAI format).
-        min_reward: ignore lines whose `reward` is lower or missing; None: use all lines.
-    """
+    """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files."""
 
     path: str
     min_reward: float | None

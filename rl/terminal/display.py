@@ -27,13 +27,10 @@ class Display:
         self.console = console or Console()
         self._live: Live | None = None  # None if the output is not a terminal
         self._is_on = False
-        self._drawn: object = None
+        self._drawn = 0  # unix seconds of the latest picture
 
     def read(self) -> None:
         """Read new data. `update` calls this method before each output."""
-
-    def state(self) -> object:
-        """Return the data of the picture. `update` redraws only if the data have changed."""
 
     def picture(self, now: float) -> RenderableType:
         """Return the picture for a terminal. `now` is the time in unix seconds."""
@@ -81,9 +78,8 @@ class Display:
             for line in self.lines(now, last=last):
                 self._print(line)
             return
-        state = (self.state(), int(now))
-        if state != self._drawn:
-            self._drawn = state
+        if int(now) != self._drawn or last:  # draw once a second, because each picture takes time
+            self._drawn = int(now)
             self._live.start()  # only the first call has an effect
             self._live.update(self.picture(now), refresh=True)
         if last:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -91,7 +91,7 @@ def live_panel(view: RunView, now: float) -> RenderableType:
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
-        blocks += [reward_chart(view), statistics(view.rows[-1]), times_per_step(view.rows)]
+        blocks += [statistics(view), times_per_step(view.rows)]
     if view.statuses:
         blocks.append(processes(view.statuses, now))
     spaced = [part for block in blocks for part in (block, Text())]
@@ -110,38 +110,32 @@ def heading(title: str, times: str, done: int, total: int, count: str) -> Render
     return Group(upper, lower)
 
 
-def reward_chart(view: RunView) -> RenderableType:
-    """Return the reward of the last step, of the last 10 steps, the best one, and a chart."""
-    rewards = list(view.rewards.values())
-    last, evaluated = rewards[-10:], view.rows[-1].get("eval/reward")
-    labels = f"reward\nlast {len(last) or 10}\nbest"
-    values = [last[-1], fmean(last), max(rewards)] if last else [None] * 3
-    if evaluated is not None:
-        labels, values = f"{labels}\nevaluation", [*values, evaluated]
-    numbers = Text("\n".join(number(value) for value in values))
-    numbers.stylize("bold", 0, numbers.plain.index("\n"))
-    return side_by_side(Text(labels), numbers, Chart(rewards, rows=3))
-
-
-def statistics(row: Row) -> RenderableType:
-    """Return the metrics of the last step in three columns, and the warnings of ALARMS."""
+def statistics(view: RunView) -> RenderableType:
+    """Return rewards and the metrics of the last step in three columns, and warnings of ALARMS."""
+    row, rewards = view.rows[-1], list(view.rewards.values())
+    last = rewards[-10:]
+    cells = [
+        ("reward", number(last[-1] if last else None)),
+        (f"last {len(last) or 10}", number(fmean(last) if last else None)),
+        ("best", number(max(rewards, default=None))),
+        *((label, number(row.get(name), spec)) for label, name, spec in STATISTICS),
+    ]
+    if row.get("eval/reward") is not None:
+        cells.append(("evaluation", number(row["eval/reward"])))
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(width=LABEL, style="dim", no_wrap=True)
         table.add_column(width=VALUE, justify="right", no_wrap=True)
-    for start in range(0, len(STATISTICS), 3):
-        line = STATISTICS[start : start + 3]
-        cells = [(label, number(row.get(name), spec)) for label, name, spec in line]
-        table.add_row(*chain(*cells))
+    for start in range(0, len(cells), 3):
+        table.add_row(*chain(*cells[start : start + 3]))
     alarms = [what.format(row[name]) for name, what in ALARMS.items() if row.get(name)]
     return Group(table, Text(", ".join(alarms), "yellow")) if alarms else table
 
 
 def times_per_step(rows: list[Row]) -> RenderableType:
     """Return a line with the mean seconds per step and the share of each stage (time/...)."""
-    seconds = Text(f"{sum(time_split(rows).values()):.2f} s")
-    shares = Text(time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
-    return side_by_side(Text("time per step"), seconds, shares)
+    seconds = f"{'time per step':<{LABEL}}  {sum(time_split(rows).values()):.2f} s  "
+    return Text(seconds + time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def time_shares(rows: list[Row]) -> str:
@@ -195,30 +189,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} m {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
-
-
-def side_by_side(label: Text, value: Text, picture: RenderableType) -> RenderableType:
-    """Return a label, a number and a picture side by side, aligned with the statistics."""
-    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    table.add_column(width=LABEL, style="dim")
-    table.add_column(width=VALUE, justify="right")
-    table.add_column(ratio=1)
-    table.add_row(label, value, picture)
-    return table
-
-
-class Chart:
-    """A column chart. If there are more values than columns, neighbouring values are averaged."""
-
-    def __init__(self, values: list[float], rows: int) -> None:
-        self.values, self.rows = values, rows
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        size = -(-len(self.values) // options.max_width) or 1  # number of values per column
-        means = [fmean(self.values[i : i + size]) for i in range(0, len(self.values), size)]
-        low, high = min(means, default=0.0), max(means, default=0.0)
-        scale = (8 * self.rows - 1) / ((high - low) or 1.0)
-        heights = [1 + round((mean - low) * scale) for mean in means]  # in eighths of a character
-        for row in reversed(range(self.rows)):
-            cells = "".join(" ▁▂▃▄▅▆▇█"[min(8, max(0, height - 8 * row))] for height in heights)
-            yield Text(cells, "cyan", no_wrap=True)

@@ -32,10 +32,6 @@ class Progress(Display):
         while self._notes:
             self.note(self._notes.pop(0))
 
-    def state(self) -> object:
-        """Return the data that the bar shows."""
-        return self.done, self._text
-
     def picture(self, now: float) -> RenderableType:
         """Return the progress bar with its text and times."""
         elapsed, new = now - self._started, self.done - self._before

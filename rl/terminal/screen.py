@@ -82,10 +82,6 @@ class Screen(Display):
         for line in self._warnings.read():
             self.note(line, "yellow")
 
-    def state(self) -> object:
-        """Return the data whose change redraws the panel."""
-        return self.view.done, self.view.statuses
-
     def picture(self, now: float) -> RenderableType:
         """Return the live panel of the run."""
         return live_panel(self.view, now)

@@ -20,6 +20,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore
 
 from rl.inference.routes import VLLMRoutes
+from rl.learner.collectives import listening_store
 from rl.runtime.failure import RunFailed
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader, Sender
@@ -67,7 +68,7 @@ class GlooSender(Sender):
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
         host = _LOOPBACK if to.path else own_address(to.host, to.port)
-        store = listening_store(host, self._timeout)
+        store = listening_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
         joined = _in_thread(lambda: group(store, 0, size, host, self._timeout))
         self.open_readers(vllm, facts)
@@ -117,22 +118,6 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 
     Thread(target=run, daemon=True).start()
     return future
-
-
-def listening_store(host: str, timeout: float) -> TCPStore:
-    """Return a store that listens only on `host`. TCPStore listens on every address by default."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        port = listener.getsockname()[1]
-        return TCPStore(
-            host,
-            port,
-            None,
-            is_master=True,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
 
 
 def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:

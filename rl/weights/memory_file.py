@@ -2,19 +2,21 @@
 
 Every byte is copied once, from its tensor into the file. A process on the same host maps the file
 and copies nothing. New weights overwrite the previous ones, because newly allocated memory costs
-more time than the copy (page faults and zeroing). The kernel frees an anonymous file even if the
-trainer is killed, but a file in /dev/shm would remain.
+more time than the copy (page faults and zeroing). A process on a GPU registers the memory with
+CUDA, because a GPU copies into registered memory at 53 GB/s instead of 2 (H100). The kernel frees
+an anonymous file even if the trainer is killed, but a file in /dev/shm would remain.
 """
 
 import json
 import mmap
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from rl.weights.fingerprint import Digest, fingerprint
+from rl.weights.fingerprint import combined, fingerprint, tensor_hash
 
 _DTYPES = {
     torch.float32: "F32",
@@ -31,6 +33,9 @@ class MemoryFile:
         # The file has no name that could collide, uses no disk and is freed after a kill.
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
+        self._registered = 0  # address of the memory that CUDA knows
+        self._layout = b""  # the header of the last write
+        self.places: dict[str, torch.Tensor] = {}  # its weights, as views of the file
 
     def __enter__(self) -> "MemoryFile":
         return self
@@ -40,8 +45,7 @@ class MemoryFile:
 
     def close(self) -> None:
         """Close the file. The kernel frees the memory when no reader maps it any more."""
-        if self._memory is not None:
-            self._memory.close()
+        self._unmap()
         os.close(self._descriptor)
 
     @property
@@ -75,28 +79,53 @@ class MemoryFile:
         start = 8 + len(text)
         memory = self.resize(start + end)
         memory[:start] = len(text).to_bytes(8, "little") + text
-        digest = Digest()
-        for name, entry in header.items():
-            begin, end = entry["data_offsets"]
-            tensor = weights[name].detach()
-            if begin < end:
-                place = torch.frombuffer(
-                    memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + begin
-                )
-                place.view(tensor.shape).copy_(tensor)
-                del place  # a mapping cannot be closed while a tensor uses it
-            with memoryview(memory)[start + begin : start + end] as content:
-                digest.add(name, tensor, content)  # hash while the bytes are in the CPU cache
-        return digest.fingerprint()
+        if text != self._layout:
+            self._layout, self.places = (
+                text,
+                {
+                    name: _view(memory, weights[name], start + entry["data_offsets"][0])
+                    for name, entry in header.items()
+                },
+            )
+
+        def copied(name: str) -> int:
+            place, tensor = self.places[name], weights[name].detach()
+            if place.data_ptr() != tensor.data_ptr():
+                place.copy_(tensor)
+            return tensor_hash(place.view(-1).view(torch.uint8).numpy().data)
+
+        return combined(weights, copied)
 
     def resize(self, num_bytes: int) -> mmap.mmap:
         """Resize the file to `num_bytes` and return its memory, whose content is then undefined."""
         if self._memory is None or len(self._memory) != num_bytes:
-            if self._memory is not None:
-                self._memory.close()
+            self._unmap()
             os.ftruncate(self._descriptor, num_bytes)
             self._memory = mmap.mmap(self._descriptor, num_bytes)
+            if torch.cuda.is_initialized():
+                address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+                runtime: Any = torch.cuda.cudart()
+                # If the system allows no such memory, the copies are only slower.
+                if int(runtime.cudaHostRegister(address, num_bytes, 0)) == 0:
+                    self._registered = address
         return self._memory
+
+    def _unmap(self) -> None:
+        self._layout, self.places = b"", {}  # a mapping cannot be closed while a tensor uses it
+        if self._registered:
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(self._registered)
+            self._registered = 0
+        if self._memory is not None:
+            self._memory.close()
+
+
+def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return the tensor in the memory at `offset`."""
+    if not like.numel():
+        return torch.empty_like(like, device="cpu")
+    flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset)
+    return flat.view(like.shape)
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:

@@ -43,9 +43,10 @@ class ProbedRows:
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return |vLLM's - trainer's logprob| of each token [N]. Without completions N is 0."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
-            scores = list(pool.map(lambda text: _score(vllm, model, text), self.texts))
-        pairs = zip(scores, self.logprobs, strict=True)
-        return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
+            # A row of one token has no token to score.
+            scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.texts)
+            pairs = zip(scores, self.logprobs, strict=True)
+            return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
 
 
 class MismatchBound:
@@ -77,11 +78,6 @@ class MismatchBound:
             least, most = 0.5 * self._max_mismatch, 2 * self._max_mismatch
             self._bound, self._is_first = min(max(_GROWTH * mean, least), most), False
         return {"mismatch/mean_abs": mean, "mismatch/max_abs": float(gap.max())}
-
-
-def _score(vllm: VLLMRoutes, model: str, token_ids: list[int]) -> list[float]:
-    """Return vLLM's logprob of each token except the first."""
-    return vllm.score(model, token_ids) if len(token_ids) > 1 else []
 
 
 def _lengths(batch: MicroBatch) -> np.ndarray:

@@ -78,7 +78,7 @@ class Sender:
 
     def collect(self, policy: "Policy") -> Weights:
         """Return the weights to push on rank 0. All ranks must call it."""
-        return policy.weights()
+        return policy.weights(self._file.places)
 
     def pack(self, weights: Weights) -> str:
         """Write the weights into the memory file for all replicas. Return their fingerprint."""

@@ -215,7 +215,7 @@ def test_the_policy_cannot_give_an_object_or_an_option_to_a_tool(config):
     calls = (tool_call("search", query="broken", **{name: "x"}) for name in ("index", "prefix"))
     episode, rewards = play(made(config), *calls)
     answers = [m["content"] for m in episode.messages if m["role"] == "tool"]
-    usage = "Usage: search(query: string, limit?: integer)"
+    usage = "Usage: search(query: str, limit: int = 3)"
     assert answers == [
         f"Error: Object contains unknown field `{name}`. {usage}" for name in ("index", "prefix")
     ]

@@ -88,15 +88,12 @@ def test_a_client_can_be_used_in_one_event_loop_after_another():
         asyncio.run(client.post(url, {}))
 
 
-def endpoint(url: str) -> ChatEndpoint:
-    return ChatEndpoint(
-        url=url,
-        model="them",
-        api_key_variable="THEIR_KEY",
-        max_retries=0,
-        option="client.url",
-        raises=RuntimeError,
-    )
+class Theirs(ChatEndpoint):
+    option, raises = "client.url", RuntimeError
+
+
+def endpoint(url: str) -> Theirs:
+    return Theirs(url=url, model="them", api_key_variable="THEIR_KEY", max_retries=0)
 
 
 async def ask(server: Answers):

@@ -47,7 +47,7 @@ async def test_the_prompt_is_filled_in_and_the_request_is_has_the_options():
 
 def test_its_limits_are_those_of_its_requests():
     limits = {"timeout": 7.0, "retry_wait": 3.0, "max_concurrent": 2, "max_retries": 5}
-    client = Judge(url="http://host/v1", **{**OPTIONS, **limits})._client
+    client = Judge(url="http://host/v1", **{**OPTIONS, **limits})._http
     assert {name: getattr(client, name) for name in limits} == limits
 
 

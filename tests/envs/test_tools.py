@@ -84,7 +84,7 @@ def test_a_right_call_is_answered(call, answer):
     assert ask(call) == {"role": "tool", "tool_call_id": "x", "content": answer}
 
 
-USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
+USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z')"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ USAGE = 'look_up(word: string, limit?: integer, order?: "a-z" or "z-a")'
         (raw("look_up", {"word": "nonsense"}), "Error: no such word: try another"),
         (
             raw("lookup", {}),
-            f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step?: integer)",
+            f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)",
         ),
         (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: it is nested too deep"),
         (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),

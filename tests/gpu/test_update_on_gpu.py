@@ -113,3 +113,16 @@ def test_the_gpus_that_nvidia_smi_lists_are_those_that_pytorch_counts():
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         sizes = [gpu.memory or 0 for gpu in gpus_of_driver()]
         assert sizes[0] >= torch.cuda.get_device_properties(0).total_memory
+
+
+def test_a_gpu_copies_weights_into_their_places_in_the_memory_file():
+    weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(1000, device=CUDA)}
+    with MemoryFile() as file:
+        before = file.write(weights)
+        assert all(place.is_pinned() for place in file.places.values())  # CUDA knows the memory
+        weights["b"][7] = 100
+        for name, place in file.places.items():
+            place.copy_(weights[name])
+        after = file.write(file.places)
+        assert after != before
+        assert float(read_weights(file.path, after)["b"][7]) == 100

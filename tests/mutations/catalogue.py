@@ -308,8 +308,8 @@ MUTATIONS = (
     Mutation(
         "fingerprint: ignores shapes",
         "rl/weights/fingerprint.py",
-        "{name}:{tuple(tensor.shape)}:{tensor.dtype};",
-        "{name}:{tensor.dtype};",
+        "{name}:{tuple(weights[name].shape)}:{weights[name].dtype}",
+        "{name}:{weights[name].dtype}",
     ),
     Mutation(
         "memory_file: loads weights without checking the fingerprint",

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -137,8 +138,9 @@ class Engine:
 
     def _receive(self, fingerprint: str, **named: dict[str, str]) -> web.Response:
         (source,) = named.values()  # under whichever name the compared checkouts give it
-        self._read = content_fingerprint(Path(source["path"]).read_bytes())
-        if self._read != fingerprint:
+        content = Path(source["path"]).read_bytes()
+        self._read = content_fingerprint(content)
+        if fingerprint not in (self._read, older_fingerprint(content)):
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})
 
@@ -205,16 +207,36 @@ def fingerprints(folder: Path) -> dict[str, str]:
 
 
 def content_fingerprint(content: bytes) -> str:
-    """Return the xxh3 over names, shapes, dtypes and bytes of a safetensors file."""
+    """Return the fingerprint of the tensors of a safetensors file (rl/weights/fingerprint.py)."""
+    parts = [
+        f"{name}:{shape}:{dtype}:{xxhash.xxh3_64_hexdigest(data)};"
+        for name, shape, dtype, data in _tensors(content)
+    ]
+    return xxhash.xxh3_64_hexdigest("".join(parts).encode())
+
+
+def older_fingerprint(content: bytes) -> str:
+    """Return the fingerprint of versions until 2026-11-25: one xxh3 over all bytes."""
+    digest = xxhash.xxh3_64()
+    for name, shape, dtype, data in _tensors(content):
+        digest.update(f"{name}:{shape}:{dtype};".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _tensors(content: bytes) -> Iterator[tuple[str, tuple[int, ...], str, bytes]]:
+    """Yield name, shape, dtype and bytes of each tensor, in the order of the names."""
     start = 8 + int.from_bytes(content[:8], "little")
     tensors = json.loads(content[8:start])
     tensors.pop("__metadata__", None)
-    digest = xxhash.xxh3_64()
     for name, form in sorted(tensors.items()):
         first, end = form["data_offsets"]
-        digest.update(f"{name}:{tuple(form['shape'])}:{DTYPES[form['dtype']]};".encode())
-        digest.update(content[start + first : start + end])
-    return digest.hexdigest()
+        yield (
+            name,
+            tuple(form["shape"]),
+            DTYPES[form["dtype"]],
+            content[start + first : start + end],
+        )
 
 
 def _refused(why: str) -> web.Response:

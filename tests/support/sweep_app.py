@@ -38,6 +38,9 @@ def main(job: Job):
     first = len(read_metrics(run_folder))
     assert config["resume"] == (first > 0), "would begin anew what was begun"
     broken = config["seed"] == 1 and not Path("mended").exists()
+    if config["crash"] == "always":
+        Path("calls.txt").open("a").write("a crash\\n")
+        raise RunFailed("it always fails")
     if broken and config["crash"] == "exit":
         raise SystemExit(3)
     metrics = MetricsFile(run_folder)
@@ -54,13 +57,18 @@ def main(job: Job):
     return config["rate"]
 
 
+def noise(config):
+    return config["noise"] * (config["seed"] * 5 % 7 - 3) / 3
+
+
 def take_steps(config, metrics, first, broken, stop):
     for step in range(first, config["max_steps"]):
         if stop.asked:
             return
         if broken and config["crash"] == "error" and step == 2:
             raise RunFailed("vLLM is gone\\\\nand more")
-        metrics.append(step, {"train/reward": config["rate"] + config["seed"], "time/step": 6.0})
+        reward = config["rate"] + (config["seed"] if config["noise"] is None else noise(config))
+        metrics.append(step, {"train/reward": reward, "time/step": 6.0})
         time.sleep(config["pause"])
 
 
@@ -72,6 +80,7 @@ seed: 0
 rate: 0.5
 max_steps: 10
 pause: 0.0
+noise: null
 crash: ""
 resume: false
 output_dir: outputs
@@ -115,7 +124,7 @@ class SweepApp:
     def run(self, *arguments: str) -> tuple[int, str]:
         """Return its status and output."""
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=100)
+        output, _ = process.communicate(timeout=300)
         return process.returncode, output
 
     def calls(self) -> list[str]:

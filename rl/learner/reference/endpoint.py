@@ -33,17 +33,7 @@ _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max al
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """The options of a teacher on another vLLM server (conf/reference/endpoint.yaml).
-
-    Attributes:
-        url: base URL of the server's OpenAI-compatible API, with /v1.
-        model: name of the teacher on the server.
-        api_key_variable: environment variable that contains the server's key; None: no key.
-        timeout: seconds for the request of one row.
-        max_retries: retries of a request without response or with a server error.
-        top_k: number of candidates at each token, if the loss compares distributions.
-        sees_hint: whether the prompts contain the hints of the examples (rl/sampling/chat.py).
-    """
+    """The options of conf/reference/endpoint.yaml: a teacher on another vLLM server."""
 
     only_temperature_1: ClassVar[bool] = True
 

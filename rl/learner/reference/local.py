@@ -30,14 +30,7 @@ _FILE = "reference.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPolicy:
-    """The options of the initial policy as a reference (conf/reference/initial.yaml).
-
-    Attributes:
-        refresh_every: number of steps between two refreshes, or 0 for no refresh.
-        refresh_mix: weight of the policy in a refreshed reference. With 1 it becomes a copy.
-        top_k: number of candidates at each token, if the loss compares distributions.
-        sees_hint: whether the prompts contain the hints of the examples (rl/sampling/chat.py).
-    """
+    """The options of conf/reference/initial.yaml: the initial policy as a reference."""
 
     is_policy: ClassVar[bool] = True  # the reference is an earlier state of the policy
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from rl.learner.logprobs import Rows, Scored
 from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
-from rl.runtime.failure import RunFailed
 
 
 class ReferenceChoice(Protocol):
@@ -95,11 +94,6 @@ def _rows_of(name: str, rows: Rows) -> Rows:
 def _in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     """Return the scores of all environments in the order of `rows`."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
-    if unknown := set(envs) - set(by_env):
-        raise RunFailed(
-            f"reference.teachers has no teacher for the environment {min(unknown)!r}: add "
-            f"+reference@reference.teachers.{min(unknown)}=model"
-        )
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
     # [N] position of each score, if scores are concatenated teacher by teacher
     order = numbers.argsort(stable=True).to(rows.mask.device)

@@ -82,7 +82,7 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             [*HUB, "+client.on_rewrit=fork"],
             "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
         ),
-        ([*HUB, "run_name=../up"], 'run_name="../up" leads outside of'),
+        ([*HUB, "run_name=../up"], 'run_name="../up" names no folder below'),
         (
             [*HUB, "inference=external", "inference.urls=[http://a:1]"],
             "inference=external is only for training: to use a server that already runs, set "
@@ -93,7 +93,6 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
             "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
         ),
-        (["model.path=/nowhere/at/all"], "model.path=/nowhere/at/all: no such folder"),
     ],
 )
 def test_an_impossible_evaluation_is_refused(
@@ -105,8 +104,9 @@ def test_an_impossible_evaluation_is_refused(
 def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").touch()
+    (tmp_path / "mine" / "summary.json").touch()
     problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
-    assert "already contains a run or an evaluation: set another run_name" in problem
+    assert "already holds a run: choose another run_name" in problem
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,6 @@ def short_model(tmp_path: Path) -> Path:
 def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> None:
     at = f"model.path={short_model}"
     assert evaluation(at, output_dir=short_model.parent).max_seq_len == 2048
-    with pytest.raises(ConfigError, match=r"2048 positions: use model\.max_seq_len=2048 or less"):
-        evaluation(at, "model.max_seq_len=4096", output_dir=short_model.parent)
     assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096
     adapter = short_model.parent / "adapter"
     adapter.mkdir()

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from lab.losses.arms import _with_advantages, arms_of
-from lab.losses.command import main
-from lab.losses.differences import difference, largest
-from lab.losses.recorded import recorded_steps, recorded_tokens
+from lab.losses.command import difference, main
+from lab.losses.recorded import recorded_batches, recorded_steps, recorded_tokens, token_table
 from lab.python_api import load_run
 from rl.config.build import build, component
 from rl.config.learned import Learned
@@ -20,7 +19,7 @@ from rl.learner.objective import Batch, Objective
 from rl.learner.observation import observation
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.trainer.trained_tokens import StepRecord
@@ -52,7 +51,7 @@ def record_run(path, *overrides):
     folder.overrides.write_text(json.dumps(record))
     groups = forked_groups(num_groups=6)
     lines = [
-        {"id": id, **rollout_line(group, rollout, credit, True)}
+        {"id": id, **trained_line(group, rollout, credit, True)}
         for group in groups
         for id, rollout, credit in zip(
             group.rollout_ids, group.rollouts, group.credits, strict=True
@@ -140,17 +139,20 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
 
 def test_a_difference_by_hand():
     base, arm = torch.tensor([3.0, 0.0, 1.0, 0.0, -2.0]), torch.tensor([3.0, 4.0, -1.0, 0.0, 0.0])
-    found = difference(base, arm, 0.5)
-    assert found.cosine == pytest.approx(8 / (14 * 26) ** 0.5)
-    assert found.norm == pytest.approx((26 / 14) ** 0.5)
-    shares = (found.agree, found.opposite, found.only_base, found.only_arm)
-    assert shares == pytest.approx((0.25, 0.25, 0.25, 0.25))
+    cosine, norm, *shares = difference(base, arm)
+    assert cosine == f"{8 / (14 * 26) ** 0.5:.4f}"
+    assert norm == f"{(26 / 14) ** 0.5:.4g}"
+    assert shares == ["25.0 %"] * 4
 
 
-def test_the_largest_differences_are_found_over_all_batches():
-    base = [torch.zeros(4), torch.tensor([1.0, -3.0])]
-    arm = [torch.tensor([0.0, 2.0, 0.0, -1.0]), torch.tensor([1.0, 2.0])]
-    assert largest(base, arm, 3) == [(1, 1), (0, 1), (0, 3)]
+def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
+    folder = record_run(tmp_path)
+    batches = recorded_batches(folder, STEP)
+    table = token_table(batches, None)
+    assert len(table) == sum(len(batch.weights) for batch in batches)
+    second = table[table["update"] == 1]
+    assert second.ratio.tolist() == batches[1].ratios.tolist()
+    assert second.text.tolist() == [f"{number} " for number in batches[1].token_ids.tolist()]
 
 
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from lab.evaluation.settings import checked
-from lab.prompts.closing_lines import closing_lines, next_commands
-from lab.prompts.outputs import Candidates
+from lab.prompts.outputs import Candidate, closing_lines, next_commands
 from rl.config.check import check
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
@@ -60,7 +59,7 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
 
 
 def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
-    found = Candidates(["Hm.", "Better."], [[], [0]], [[0.0], [1.0]], [0, 3], 9)
+    found = [Candidate("Hm.", [], 0, [0.0]), Candidate("Better.", [0], 3, [1.0])]
     Console().print(closing_lines(found, "max_calls=9", Counter(), folder, [], LOCAL))
     screen = " ".join(capsys.readouterr().out.split())
     assert "(+1.000)" in screen

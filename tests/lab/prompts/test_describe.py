@@ -4,8 +4,7 @@ import pytest
 
 from envs.episode import Example
 from envs.messages import assistant, tool_call, user
-from lab.prompts.describe import check_columns, describe_rollout
-from lab.prompts.prompt_player import Attempt
+from lab.prompts.describe import Attempt, check_columns, describe_rollout
 
 EXAMPLE = Example(id=0, env="e", messages=[user("who?")], info={"answer": "Ola", "level": 2})
 SYSTEM = {"role": "system", "content": "Search."}
@@ -13,7 +12,7 @@ SYSTEM = {"role": "system", "content": "Search."}
 
 def attempt(*turns: dict, **record: object) -> Attempt:
     rest = {"reward": 0.5, "stop_reason": "stop", "rewards": {"exact": 0.0}, "turns": 1, **record}
-    return Attempt(EXAMPLE, 2, {"messages": [SYSTEM, user("who?"), *turns], **rest})
+    return Attempt(EXAMPLE, [*turns], {"messages": [SYSTEM, user("who?"), *turns], **rest})
 
 
 def test_one_turn_is_told_as_it_was_said():
@@ -27,22 +26,19 @@ def test_one_turn_is_told_as_it_was_said():
 
 def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers():
     call = tool_call("find", query="Ola")
-    broken = tool_call("find")
-    broken["tool_calls"][0]["error"] = "query is missing"
-    answer = {"role": "tool", "tool_call_id": "call_0", "content": "page 3"}
-    told = describe_rollout(attempt(call, answer, broken, assistant("Ola")), [])
+    answers = [{"role": "tool", "content": text} for text in ("page 3", "Error: query is missing")]
+    turns = [call, answers[0], tool_call("find"), answers[1], assistant("Ola")]
+    told = describe_rollout(attempt(*turns), [])
     assert told["completion"].splitlines() == [
-        'assistant calls find({"query": "Ola"})',
-        "tool: page 3",
-        "assistant calls find({}) [query is missing]",
-        "assistant: Ola",
+        *("assistant: find", '{"query": "Ola"}', "tool: page 3", "assistant: find"),
+        *("tool: Error: query is missing", "assistant: Ola"),
     ]
 
 
 def test_a_rollout_that_was_cut_off_says_so_and_one_without_an_answer_has_none():
     told = describe_rollout(attempt(assistant("P"), stop_reason="max_tokens"), [])
     assert told["error"] == "the rollout was cut off: max_tokens"
-    unknown = Attempt(Example(id=0, env="e", messages=[]), 2, attempt(assistant("P")).record)
+    unknown = Attempt(Example(id=0, env="e", messages=[]), [], attempt(assistant("P")).record)
     assert "expected_answer" not in describe_rollout(unknown, [])
 
 

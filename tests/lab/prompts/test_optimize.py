@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.prompts.optimize import optimize_prompt
+from lab.evaluation.served import chat_setting
+from lab.prompts.optimize import _teacher, optimize_prompt
+from lab.prompts.settings import checked
+from rl.config.build import build
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from tests.support.composing import REPO, composed
 from tests.support.prompted_endpoint import PromptedEndpoint
 
@@ -132,7 +136,7 @@ def test_unscored_rollouts_change_no_score(endpoint, tmp_path, capsys):
     frontier = lines(folder / "pareto_frontier.jsonl")
     assert [p["place"] for p in frontier if not p["candidates"]] == unscored
     assert not any("is down" in question for question in endpoint.teacher_asked)
-    assert "rollouts have no reward: FlakyReversal.score raised" in capsys.readouterr().out
+    assert " x FlakyReversal.score raised" in capsys.readouterr().out
 
 
 def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
@@ -179,6 +183,20 @@ def test_an_unusable_teacher_is_reported_before_the_first_rollout(endpoint, tmp_
         with pytest.raises(RunFailed, match=r"refused the key in NOBODYS_KEY: .*reflection"):
             search(endpoint, tmp_path, **theirs)
     assert not endpoint.policy_asked
+
+
+def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, tmp_path):
+    options = LOCAL | {"reflection.max_seq_len": 512, "reflection.max_tokens": 256}
+    overrides = endpoint.overrides(**options, output_dir=tmp_path)
+    settings = checked(composed(*overrides, primary="optimize_prompt"))
+    teacher = _teacher(settings)
+    model = build(teacher.model)()
+    folder = RunFolder(tmp_path)
+    folder.set_model(model.prepare(tmp_path))
+    chat = chat_setting(teacher, folder, build(settings.env)())
+    assert folder.model() == chat.model == REPO / "models" / "tiny-wiki"
+    assert (chat.max_seq_len, chat.renderer, model.dtype) == (512, "auto", "bfloat16")
+    assert settings.model is None  # the policy is another server's
 
 
 def test_four_empty_answers_of_the_teacher_end_the_search(endpoint, tmp_path):

@@ -6,41 +6,38 @@ import math
 import pytest
 
 from envs.episode import Example
-from lab.prompts.outputs import Candidates, write_outputs
-from lab.prompts.prompt_player import Task
+from lab.prompts.describe import Task
+from lab.prompts.outputs import Candidate, best_of, gain, write_outputs
 
 TASKS = [Task("eval", Example(id=i, env="e", messages=[])) for i in (7, 3, 5)]
 
 
-def candidates(*scores: list[float | None]) -> Candidates:
-    count = len(scores)
-    prompts = [f"prompt {i}" for i in range(count)]
-    parents = [[], *([0] for _ in range(count - 1))]
-    return Candidates(prompts, parents, list(scores), [10 * i for i in range(count)], 77)
+def candidates(*scores: list[float | None]) -> list[Candidate]:
+    return [Candidate(f"prompt {i}", [0] * (i > 0), 10 * i, own) for i, own in enumerate(scores)]
 
 
 def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_error():
     found = candidates([0.0, 0.5, None], [1.0, 1.0, 0.0])
-    mean, error = found.gain()
+    mean, error = gain(found)
     assert mean == pytest.approx((1.0 + 0.5) / 2)
     # The differences 1 and 0.5 have the variance 0.125; of their mean, half of it.
     assert error == pytest.approx(math.sqrt(0.125 / 2))
-    assert found.means == [0.25, pytest.approx(2 / 3)]
+    assert [one.mean for one in found] == [0.25, pytest.approx(2 / 3)]
 
 
 def test_one_example_has_no_standard_error_and_no_gain_is_none():
-    assert math.isnan(candidates([0.0], [1.0]).gain()[1])
-    assert candidates([0.5, 0.5]).gain() == (0.0, 0.0)
+    assert math.isnan(gain(candidates([0.0], [1.0]))[1])
+    assert gain(candidates([0.5, 0.5])) == (0.0, 0.0)
 
 
 def test_a_prompt_that_is_no_better_replaces_none():
-    assert candidates([0.5, 0.5], [1.0, 0.0]).best == 0
-    assert candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0]).best == 1
+    assert best_of(candidates([0.5, 0.5], [1.0, 0.0])) == 0
+    assert best_of(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
 
 
 def test_the_frontier_names_who_is_best_at_each_example_and_leaves_out_what_nobody_scored(tmp_path):
     found = candidates([0.0, 1.0, None], [1.0, 1.0, None])
-    write_outputs(tmp_path, found, TASKS, {"more": math.nan})
+    write_outputs(tmp_path, found, TASKS, more=math.nan)
 
     places = map(json.loads, (tmp_path / "pareto_frontier.jsonl").read_text().splitlines())
     assert [(p["place"], p["example"], p["score"], p["candidates"]) for p in places] == [

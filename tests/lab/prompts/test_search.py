@@ -1,21 +1,19 @@
-"""When a prompt becomes a candidate, and errors that GEPA would ignore."""
+"""When a prompt becomes a candidate."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gepa.core.adapter import EvaluationBatch
 from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 
 from envs.episode import Example
-from lab.prompts.prompt_player import Attempt
+from lab.prompts.describe import Attempt
 from lab.prompts.search import COMPONENT, Search
 
 EXAMPLE = Example(id=0, env="e", messages=[])
 
 
 def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
-    attempts = [Attempt(EXAMPLE, 0, {"reward": reward}) for reward in rewards]
+    attempts = [Attempt(EXAMPLE, [], {"reward": reward}) for reward in rewards]
     return SubsampleEvaluation(scores=[0.5] * len(rewards), outputs=attempts)
 
 
@@ -43,15 +41,4 @@ def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(befor
 
 
 def searching() -> Search:
-    teacher, settings = SimpleNamespace(failure=None), SimpleNamespace(state_columns=[])
-    return Search(settings, None, teacher, None, Path())
-
-
-def test_a_rollout_that_cannot_be_described_ends_the_search():
-    search = searching()
-    messages = [{"role": "assistant", "tool_calls": ["no call"]}]
-    attempt = Attempt(EXAMPLE, 0, {"reward": 1.0, "messages": messages, "stop_reason": "stop"})
-    batch = EvaluationBatch(outputs=[attempt], scores=[1.0], trajectories=[attempt])
-    with pytest.raises(AttributeError):
-        search.make_reflective_dataset({COMPONENT: "p"}, batch, [COMPONENT])
-    assert isinstance(search._failure, AttributeError)
+    return Search(None, None, None, None, None, None, None)

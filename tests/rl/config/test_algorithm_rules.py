@@ -146,10 +146,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         several(reverse=MODEL, arithmetic=chosen("reference", "none")),
         "reference.teachers.arithmetic is rl.learner.reference.protocol.NoReference, which returns",
     ),
-    "one teacher without a folder": (
-        several(reverse=MODEL, arithmetic={**MODEL, "path": "/no/where"}),
-        "reference.teachers.arithmetic.path=/no/where: no such folder",
-    ),
     "a critic whose policy never moves": (
         {**PPO, "critic.head_start": 20, "max_steps": 20},
         "critic.head_start=20 leaves no steps of max_steps=20 for the policy: set",

@@ -50,10 +50,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "group_size",
     ),
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
-    "more ranks than rollouts": (
-        {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
-        "batch_size=4 is below trainer.ranks=8: use trainer.ranks=4",
-    ),
     "strategy and demonstrations": (
         {
             "strategy": chosen("strategy", "extremes"),
@@ -75,10 +71,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "turn as long as the row": (
         {"sampler.max_tokens": 256},
         "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
-    ),
-    "prompt as long as the row": (
-        {"sampler.max_prompt_len": 256},
-        "sampler.max_prompt_len=256 leaves no room for an answer in max_seq_len=256",
     ),
     "prompts that only the server measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
@@ -266,30 +258,6 @@ def test_the_largest_rank_that_vllm_takes_is_taken():
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}
     assert adapter_obstacle(node, model) is None
     assert "is too high" in (adapter_obstacle({**node, "rank": VLLM_RANKS[-1] + 1}, model) or "")
-
-
-def test_a_teacher_that_is_not_whole_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "teacher"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "tokenizer.json").write_text("{}")
-    problem = only_problem(changed(config, teacher(folder)))
-    assert problem.endswith(r"holds no *.safetensors: copy it there")
-    (folder / "model.safetensors").touch()
-    check(changed(config, teacher(folder)))
-    problem = only_problem(changed(config, teacher(tmp_path / "teecher")))
-    assert "no such folder" in problem
-    assert problem.endswith("did you mean teacher?")
-
-
-def test_a_name_in_a_shipped_folder_is_not_looked_up_on_the_hub(
-    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(REPO)
-    said = "path=models/tiny-wikki: no such folder: did you mean tiny-wiki?"
-    model = {**chosen("model", "tiny-wiki"), "path": "models/tiny-wikki", "max_seq_len": 256}
-    assert only_problem(changed(config, {"model": model})) == f"model.{said}"
-    assert only_problem(changed(config, teacher("models/tiny-wikki"))) == f"reference.{said}"
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ COMPANIONS = {
     "env=composed": [f"env.dataset.path={DATA}"],
     "env=math-file": [f"env.questions.dataset.path={DATA}"],
 }
-# For evaluate.py alone (test_evaluation.py).
-NOT_TRAINED = {"client=messages"}
+# For evaluate.py alone (test_evaluation.py), and for sweeps alone (test_until.py).
+NOT_TRAINED = {"client=messages", "until=decided"}
 # For optimize_prompt.py alone (test_prompt_optimization.py).
 SEARCHES = {f"experiment={path.stem}" for path in CONF.glob("experiment/optimize-*.yaml")}
 CHOICES = sorted(

@@ -13,7 +13,7 @@ from rl.config.facts import is_imitator
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
-from rl.dry_call.examples import _EXAMPLES_CACHE, selects_by_rewards
+from rl.dry_call.examples import POOLS_CACHE, selects_by_rewards
 from rl.dry_call.learn import learn
 from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed
@@ -100,7 +100,7 @@ HEAD = "import torch\nfrom losses.tokens import TokenLoss, Tokens\n"
 def own(modules: Path, config: dict[str, Any]) -> Any:
     """Write a module, and return the configuration with one of its functions in a group."""
     (modules / "knobs_helpers.py").write_text(HELPERS)
-    _EXAMPLES_CACHE.clear()
+    POOLS_CACHE.clear()
 
     def put(group: str, text: str, name: str = "mine", **options: Any) -> dict[str, Any]:
         module = f"rl_own{len(list(modules.iterdir()))}"  # begins with rl, but is not in rl/

@@ -159,19 +159,3 @@ def test_without_reference_logprobs_there_is_no_divergence():
     value, metrics = Objective(nothing, kl=pull(k3))(batch(), own(), torch.zeros(3), beta=0.1)
     assert value.item() == 0
     assert "kl_divergence" not in metrics
-
-
-@pytest.mark.parametrize(
-    ("mistaken", "message"),
-    [
-        (lambda t: (-t.advantages * t.logprobs).mean(), r"shape \[\] for 3 tokens: .*per token"),
-        (lambda t: t.logprobs[:, None] * t.advantages, r"shape \[3, 3\] for 3 tokens"),
-        (lambda t: -t.advantages * t.logprobs.detach(), "no gradient: compute it from"),
-    ],
-)
-def test_a_loss_that_is_no_token_loss_is_told_what_one_is(mistaken, message):
-    with pytest.raises(ValueError, match=message):
-        Objective(lambda tokens: TokenLoss(mistaken(tokens), {}))(batch(), own(), torch.zeros(3))
-    metric = {"ratio": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"'ratio' has the shape \[2\] for 3 tokens: .* per token"):
-        Objective(lambda tokens: TokenLoss(tokens.logprobs, metric))(batch(), own(), torch.zeros(3))

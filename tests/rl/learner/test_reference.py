@@ -361,12 +361,6 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     assert found.logprobs.tolist() == [-2.125, -3.25, -5.125, -9.25]
 
 
-def test_an_environment_without_a_teacher_is_named(folder):
-    reference = PerEnvironment(teachers={"words": frozen(folder)}).start(setting(folder))
-    with pytest.raises(RunFailed, match="no teacher for the environment 'maths': add "):
-        reference.score([batch()])
-
-
 def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt(folder):
     """The policy's row is 5 6 | 7 8 3 with a reply at 3; the hinted prompt is 9 4 6."""
     micro = MicroBatch(

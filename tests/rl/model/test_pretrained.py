@@ -73,13 +73,6 @@ def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(path, tmp_path, 
         model(path).prepare(tmp_path)
 
 
-def test_no_path_and_a_turn_longer_than_the_row_are_refused():
-    with pytest.raises(ValueError, match=r"model\.path is empty"):
-        model("")
-    with pytest.raises(ValueError, match="which also counts the prompt"):
-        model("x", max_tokens=4096)
-
-
 def test_offline_the_error_names_the_ways_out(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", tmp_path)

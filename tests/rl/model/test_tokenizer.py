@@ -138,11 +138,6 @@ def test_a_family_whose_special_tokens_are_missing_does_not_fit(tmp_path):
         load_renderer(folder, "llama-3")
 
 
-def test_a_folder_without_tokenizer_json_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"contains no tokenizer\.json"):
-        Tokenizer(tmp_path)
-
-
 def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(tmp_path):
     folder = tiny(tmp_path / "m")
     inner = byte_tokenizer()

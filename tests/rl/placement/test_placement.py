@@ -87,12 +87,12 @@ def test_devices_are_shared_out(sizes, said, expected):
         (
             (2,),
             {"ranks": 2},
-            "trainer.ranks=2 uses all 2 GPUs and leaves none for vLLM: change trainer.ranks",
+            "2 of 2 GPUs are for training and 0 for vLLM, but both need one: change trainer.ranks",
         ),
         (
             (2,),
             {"group": 2},
-            "vLLM uses all 2 GPUs and leaves none for training: .*tensor_parallel_size",
+            "0 of 2 GPUs are for training and 2 for vLLM, .*tensor_parallel_size",
         ),
         (
             (4,),
@@ -101,10 +101,8 @@ def test_devices_are_shared_out(sizes, said, expected):
         ),
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
         ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.* only 1 are for vLLM"),
-        ((2,), {"sample": [0, 1]}, "inference.devices lists all 2 GPUs .*: set trainer.devices"),
+        ((2,), {"sample": [0, 1]}, "0 of 2 GPUs are for training .* list the GPUs in trainer.dev"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),
-        ((2,), {"train": [0, 0]}, r"trainer.devices=\['0', '0'\] lists a GPU twice"),
-        ((2,), {"train": []}, r"trainer.devices=\[\] lists no GPU: choose from \['0', '1'\]"),
         ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible on this machine"),
     ],
 )

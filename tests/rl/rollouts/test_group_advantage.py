@@ -10,7 +10,7 @@ from rl.records import Group
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import weighted_rows
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 from rl.rollouts.truncation import keep, zero_reward
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
@@ -85,7 +85,7 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     found = [r.advantages[r.completion_mask].tolist() for r in rows]
     assert found == [[1.0, 2.0], [3.0], [0.0] * 4]  # two rows of the first rollout
     assert all(not r.advantages[~r.completion_mask].any() for r in rows)
-    line = json.loads(json_line(rollout_line(group, PAIR[0], made[0], True)))
+    line = json.loads(json_line(trained_line(group, PAIR[0], made[0], True)))
     assert line["advantage"] == 2.0  # the mean of its tokens
 
 
@@ -95,7 +95,7 @@ def test_a_single_token_and_a_rollout_without_tokens_have_advantages_by_token_to
     assert [c.advantages for c in made] == [(1.0,), ()]
     (row,) = weighted_rows([Group(0, EXAMPLE, 0, tuple(rollouts), made)], token_mean)
     assert row.advantages[row.completion_mask].tolist() == [1.0]
-    assert rollout_line(Group(0, EXAMPLE, 0, tuple(rollouts), made), rollouts[1], made[1], True)
+    assert trained_line(Group(0, EXAMPLE, 0, tuple(rollouts), made), rollouts[1], made[1], True)
 
 
 def test_a_group_with_advantages_by_token_compares_these_and_not_the_rewards():

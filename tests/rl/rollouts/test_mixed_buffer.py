@@ -19,7 +19,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
@@ -151,7 +151,7 @@ def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
 
 def test_the_lines_of_added_rollouts_name_their_source():
     lines = [
-        rollout_line(group, group.rollouts[0], group.credits[0], used=True)
+        trained_line(group, group.rollouts[0], group.credits[0], used=True)
         for group in with_demonstrations()
     ]
     assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]

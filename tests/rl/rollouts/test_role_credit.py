@@ -15,7 +15,7 @@ from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import batch_rewards, weighted_rows
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 
 EXAMPLE = Example(0, "e", [])
 WEIGHTS = {"won": 1.0}
@@ -114,7 +114,7 @@ def test_a_batch_names_the_reward_of_each_role_and_knows_which_rollouts_were_com
     rows = weighted_rows(groups, prompt_mean)
     weights = [float(row.token_weights.max()) for row in rows]
     assert weights == [1 / 8] * 4 + [1 / 4] * 2
-    lines = [rollout_line(groups[0], r, c, True) for r, c in zip(groups[0].rollouts,
+    lines = [trained_line(groups[0], r, c, True) for r, c in zip(groups[0].rollouts,
              groups[0].credits, strict=True)]  # fmt: skip
     assert [line["role"] for line in lines] == ["a", "b", "a", "b", "b"]
 
@@ -122,4 +122,4 @@ def test_a_batch_names_the_reward_of_each_role_and_knows_which_rollouts_were_com
 def test_without_roles_nothing_names_one():
     plain = group(0, rollout("", 1.0), rollout("", 0.0))
     assert not [name for name in batch_metrics([plain], 0) if name.startswith("role/")]
-    assert "role" not in rollout_line(plain, plain.rollouts[0], plain.credits[0], True)
+    assert "role" not in trained_line(plain, plain.rollouts[0], plain.credits[0], True)

@@ -18,7 +18,7 @@ from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import batch_rewards, plan_batch, weighted_rows
-from rl.rollouts.service import rollout_line
+from rl.rollouts.service import trained_line
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
 
@@ -160,7 +160,7 @@ def test_the_columns_of_a_token_do_not_depend_on_the_split(ranks, budget):
 
 
 def test_the_rollouts_file_and_the_metrics_have_the_rewards_by_turn():
-    line = json.loads(json_line(rollout_line(PAIR, FORKED, PAIR.credits[0], True)))
+    line = json.loads(json_line(trained_line(PAIR, FORKED, PAIR.credits[0], True)))
     assert line["rewards"] == {"step": 1.0, "final": 0.0}
     assert line["turn_rewards"] == {"step": [1.0, 0.0, 0.0]}
     assert line["advantage"] == [1.0, 0.0, 0.0]

@@ -1,0 +1,123 @@
+"""Decide about arms while seeds are still added: better, worse, equal within an effect, or open.
+
+    d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
+    interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
+
+An arm is equal if its interval lies within +- delta, else better or worse if it excludes 0. A
+decision stays. Decisions may be sought after every seed, and seeds may end at any time.
+
+Guaranteed if d_k is normal and V_k is known: the true difference is outside of any of the
+infinitely many intervals with probability alpha at most. A later mean contains the earlier one, and
+the noise of the questions is in both, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a
+Brownian motion with drift in the time 1 / V_k. Its noise crosses a + b / V_k with probability
+exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon 2020). With
+these a and b this is the test of 0 against +- delta by Wald (1945), so it is sharpest there. Every
+difference except +- delta / 2 is decided in the end, if there are enough questions.
+
+alpha is ERROR divided by the number of open arms, a step-down test like that of Holm (1979). Of 0
+and |difference| >= delta only one can be true for an arm, so the chance of any false decision about
+any arm is ERROR at most.
+
+Approximations: V_k is estimated, so the radius is Student's at the level of the normal radius
+(Satterthwaite). A level below alpha / (10 k (k + 1)) is raised to it, because few seeds cannot
+estimate smaller tails; this adds at most alpha / 30. benchmarks/sequential.py measures the errors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from lab.report.power import fewest_seeds
+from lab.report.statistics import (
+    BETTER,
+    EQUAL,
+    ERROR,
+    FEWEST_SEEDS,
+    OPEN,
+    WORSE,
+    Interval,
+    Scores,
+    Spread,
+    spread_of,
+    student_quantile,
+)
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known about an arm at the look that decided about it, or at the last look."""
+
+    difference: Interval
+    smallest_effect: float
+    error: float = ERROR  # alpha
+    decision: str = OPEN
+    spread: Spread | None = None  # None before the first look
+
+    @property
+    def seeds_needed(self) -> float | None:
+        """The seeds per arm that decide about it, None if unknown, infinite if no number does.
+
+        The true difference is taken to be the observed one, or 0 if that is below the smallest
+        effect. Differences near half of the smallest effect need more seeds.
+        """
+        if self.spread is None or self.decision != OPEN:
+            return None
+        spread, others = self.spread, (self.smallest_effect, self.error)
+        width = max(abs(self.difference.value), self.smallest_effect)
+        return fewest_seeds(lambda count: radius_of(spread.with_seeds(count), *others) <= width)
+
+
+def radius(
+    variance: Any, degrees_of_freedom: Any, num_seeds: int, smallest_effect: float, error: Any
+) -> Any:
+    """Return half the width of the interval after `num_seeds` seeds. Arrays are allowed."""
+    from scipy.special import ndtr
+
+    deviation = np.maximum(np.sqrt(variance), 1e-12)
+    normal = smallest_effect / 2 + deviation**2 * np.log(2 / error) / smallest_effect
+    level = np.maximum(ndtr(-normal / deviation), error / (20 * num_seeds * (num_seeds + 1)))
+    return -student_quantile(degrees_of_freedom, level) * deviation
+
+
+def radius_of(spread: Spread, smallest_effect: float, error: float) -> float:
+    """Return half the width of the interval of a difference with this spread."""
+    num_seeds = min(number for _, number in spread.seeds)
+    freedom = spread.decision_degrees_of_freedom
+    return float(radius(spread.variance, freedom, num_seeds, smallest_effect, error))
+
+
+def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
+    """Return the decision for each interval from `low` to `high`. Arrays are allowed."""
+    is_equal = (low >= -smallest_effect) & (high <= smallest_effect)
+    return np.select([is_equal, low > 0, high < 0], [EQUAL, BETTER, WORSE], OPEN)
+
+
+def decide_arms(
+    scores: Sequence[Scores], at: int, smallest_effect: float, num_unscored: int = 0
+) -> list[State]:
+    """Return the state of each arm, compared with arm `at`, as if decided after every seed.
+
+    `num_unscored`: the number of further arms, which have no scores yet and are open.
+    """
+    gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
+    states = [State(Interval(gain, nan, nan), smallest_effect) for gain in gains]
+    is_open = [i for i in range(len(scores)) if i != at]
+    num_looks = max(one.num_seeds for one in scores) if scores[at].resamples_seeds else 0
+    for count in range(FEWEST_SEEDS, num_looks + 1):
+        base, num_open = scores[at].first(count), 0
+        known = [(i, scores[i].first(count)) for i in is_open if scores[i].resamples_seeds]
+        looks = [(i, float(one.y.mean() - base.y.mean()), spread_of(one, base)) for i, one in known]
+        while num_open != len(is_open):  # a decision leaves more of ERROR to the other arms
+            num_open = len(is_open)
+            for i, gain, spread in looks:
+                if i in is_open:
+                    error = ERROR / (num_open + num_unscored)
+                    half = radius_of(spread, smallest_effect, error)
+                    interval = Interval(gain, gain - half, gain + half)
+                    decision = str(decision_of(interval.low, interval.high, smallest_effect))
+                    states[i] = State(interval, smallest_effect, error, decision, spread)
+            is_open = [i for i in is_open if states[i].decision == OPEN]
+    return states

@@ -1,0 +1,174 @@
+"""Add seeds to the arms of a sweep until each arm is decided (until=decided).
+
+The jobs that a sweep would have without seeds are its arms. The seeds of an arm are 0, 1, 2 and so
+on. Each launch gets the first jobs that are not done, seed by seed, of the arms that are open, and
+of the first arm, with which they are compared. What is decided follows from the runs, so the same
+command resumes the sweep.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count, islice
+from math import inf, nan
+from statistics import fmean
+from typing import Any
+
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobStatus
+
+from lab.report.arms import arms_of
+from lab.report.command import report
+from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
+from lab.report.sequential import State
+from lab.report.sources import read_sources
+from lab.report.statistics import ERROR, OPEN, Interval, Spread
+from lab.sweeps.job import is_done
+from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sweep_of_this_process
+from rl.runtime.text import key_of, say
+from rl.terminal.panel import duration
+
+ASSUMED_SD = 0.02  # standard deviation between seeds before it is known; the default has 0.018
+MOST_FAILURES = 3  # a start of the sweep ends when so many jobs have failed
+
+
+class UntilDecided(BasicSweeper):
+    """A Hydra sweeper that launches the basic sweeper's jobs with seed after seed."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
+        sweep = sweep_of_this_process()
+        assert sweep is not None
+        assert self.config is not None
+        assert self.launcher is not None
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        (arms,) = self.split_arguments(parser.parse_overrides(arguments), None)
+        size = self.max_batch_size or len(sweep.read_info()["slots"]) or len(arms)
+        size = 1 if isinstance(self.launcher, BasicLauncher) else size
+        returns, tried = [], set()
+        while True:
+            state = Progress(sweep, arms, size, **self.config.until)
+            failed = [one for one in returns if one.status == JobStatus.FAILED]
+            is_over = state.is_time_spent or len(failed) >= MOST_FAILURES
+            batch = [] if is_over else list(islice(state.next_jobs(tried), size))
+            sweep.write_info(sweep.read_info() | {"progress": state.text()})
+            if not batch:
+                break
+            if state.comparison:  # its report contains the text
+                report([sweep.path], sweep.path / "report.html")
+            else:
+                say(f"\n{state.text()}")
+            sweep.claim_all(batch)
+            tried |= {identity(job) for job in batch}
+            returns += self.launcher.launch(batch, initial_job_idx=len(returns))
+        for one in failed:
+            _ = one.return_value  # raises the error of the job
+        return returns
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the runs of a sweep have decided, and what the rest is expected to cost."""
+
+    sweep: SweepFolder
+    arms: list[list[str]]  # the overrides of each arm; the first arm is the baseline
+    size: int  # number of jobs at the same time
+    smallest_effect: float
+    max_hours: float | None = None
+
+    @cached_property
+    def done(self) -> dict[tuple[str, ...], JobRecord]:
+        """The records of the jobs that are done, by identity."""
+        records = self.sweep.records().values()
+        return {identity(r.overrides): r for r in records if is_done(r, r.max_steps or 0)}
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The comparison of the arms, None while the first one has no score."""
+        arms = arms_of(read_sources([self.sweep.path]).runs)
+        first = arms[0].label if arms else ""
+        try:
+            return compare(arms, baseline=first, smallest_effect=self.smallest_effect)
+        except (NothingToCompare, NoBaseline):
+            return None
+
+    @cached_property
+    def num_seeds(self) -> list[int]:
+        """The number of jobs of each arm that are done."""
+        arms = [sorted(item for item in job if key_of(item) != "seed") for job in self.done]
+        return [arms.count([*identity(arm)]) for arm in self.arms]
+
+    @cached_property
+    def open(self) -> dict[int, float]:
+        """The indices of the arms that are not decided -> the seeds that each is likely to need."""
+        results = {
+            str(run.folder): result
+            for result in (self.comparison.results if self.comparison else ())
+            for run in result.arm.runs
+        }
+        found: dict[int, float] = {}
+        for index, arm in enumerate(self.arms[1:], 1):
+            folders = (r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job})
+            result = next((results[one] for one in map(str, folders) if one in results), None)
+            if result is None or result.decision == OPEN:
+                found[index] = (result and result.seeds_needed) or self._assumed
+        return found
+
+    @property
+    def _assumed(self) -> float:
+        """The seeds that an arm is likely to need before the spread is known."""
+        spread = Spread(((ASSUMED_SD**2, 1), (ASSUMED_SD**2, 1)), 0.0, 0.0, 0)
+        error, unknown = ERROR / (len(self.arms) - 1), Interval(0.0, nan, nan)
+        return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
+
+    def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
+        """Yield the next jobs, without those that this start of the sweep has tried."""
+        wanted = [0, *(index for index, needed in self.open.items() if needed < inf)]
+        for seed in count() if wanted[1:] else ():
+            for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):
+                if identity(job) not in self.done and identity(job) not in tried:
+                    yield job
+
+    @cached_property
+    def seconds(self) -> tuple[float, float]:
+        """The mean seconds of a job that is done, and the seconds in which any of them ran."""
+        times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done.values())
+        ran, until = 0.0, 0.0
+        for started, ended in times:
+            ran, until = ran + max(ended - max(started, until), 0.0), max(ended, until)
+        return fmean(ended - started for started, ended in times) if times else 0.0, ran
+
+    @property
+    def is_time_spent(self) -> bool:
+        """Whether the next job is expected to end after `max_hours`."""
+        return self.max_hours is not None and sum(self.seconds) > self.max_hours * 3600
+
+    def text(self) -> str:
+        """Return what is decided, what is open, and how much is likely to be missing."""
+        num_others, (each, ran) = len(self.arms) - 1, self.seconds
+        text = f"{num_others - len(self.open)} of {num_others} arms decided"
+        if not self.open:
+            return f"{text} by {len(self.done)} runs in {duration(ran)}."
+        names = labels(self.arms)
+        seeds = {index: self.num_seeds[index] for index in self.open}
+        text += f"; open: {', '.join(f'{names[i]} ({n} seeds)' for i, n in seeds.items())}"
+        if inf in self.open.values():
+            text += "; more seeds cannot decide about all of them, more questions can"
+        if self.is_time_spent:
+            return f"{text}; until.max_hours={self.max_hours:g} is spent ({duration(ran)})."
+        likely = {i: max(n, seeds[i] + 1) for i, n in self.open.items() if n < inf}
+        runs = sum(n - seeds[i] for i, n in likely.items())
+        runs += max(max(likely.values(), default=0) - self.num_seeds[0], 0)
+        text += f". Likely to be missing: {runs:.0f} runs"
+        if not each:
+            return (
+                f"{text} ({max(likely.values(), default=0):.0f} seeds of each arm, if seeds differ "
+                f"by {ASSUMED_SD}); their time is known after the first run."
+            )
+        left = runs * each / min(self.size, runs or 1)
+        end = time.strftime("%a %H:%M", time.localtime(time.time() + left))
+        return f"{text} of {duration(each)}, {duration(left)}, until {end}."

@@ -1,0 +1,41 @@
+"""The stages of benchmarks/first_hour.sh fit today's code, so that no time of a GPU is lost."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from benchmarks.first_hour.__main__ import STAGES
+from benchmarks.first_hour.kernels import LOSSES, losses
+from benchmarks.first_hour.runs import ALIKE, IN_BFLOAT16, RUNS, gaps
+from benchmarks.first_hour.update import SIZES, config, planned
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_is_a_function(stage):
+    module, _, name = STAGES[stage].rpartition(".")
+    assert callable(getattr(import_module(f"benchmarks.first_hour.{module}"), name))
+
+
+def test_every_loss_has_a_gradient_in_bfloat16_near_that_in_float32():
+    lines = list(losses(CPU, tiny=True))
+    assert {line["loss"] for line in lines} == {path.stem for path in LOSSES.glob("*.yaml")}
+    assert all(0 < float(line["cpu"]) < 0.3 for line in lines)
+
+
+def test_the_plan_of_an_update_knows_checkpointing_and_adapters():
+    token_ids = torch.zeros(8, 1024, dtype=torch.int64)
+    for size in SIZES:
+        made = config(size, tiny=False)
+        lora, full = (planned(made, kind, "plain", token_ids) for kind in ("lora", "none"))
+        assert planned(made, "lora", "checkpointed", token_ids) < lora < full
+
+
+def test_runs_are_compared_by_the_metrics_of_training_alone():
+    ours = {"train/loss": 1.0, "train/only": 2.0, "time/update": 5.0, "eval/reward": 1.0}
+    expected = {"train/loss": 1.1, "time/update": 6.0}
+    found = dict(map(reversed, gaps(ours, expected)))
+    assert found == {"train/loss": pytest.approx(0.1 / 1.1), "train/only": float("inf")}
+    assert set(IN_BFLOAT16) <= {*RUNS, *ALIKE}

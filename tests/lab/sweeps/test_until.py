@@ -1,0 +1,176 @@
+"""Sweeps that add seeds until their arms are decided."""
+
+import json
+import os
+import signal
+import time
+from itertools import islice
+
+import pytest
+from scipy import stats
+
+from lab.sweeps.until import Progress
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
+from rl.runtime.sweep_folder import SweepFolder, identity
+from tests.support.launching import alive, groups_below, wait_for
+from tests.support.sweep_app import SweepApp
+
+ARMS = [["rate=0.5"], ["rate=0.7"], ["rate=0.505"]]
+JOBS = ["--multirun", "rate=0.5,0.7,0.505", "noise=0.03", "+until.smallest_effect=0.1"]
+JOBS += ["hydra.sweep.dir=outputs/x"]
+
+
+@pytest.fixture
+def app(tmp_path):
+    return SweepApp(tmp_path)
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    (tmp_path / "sweep").mkdir()
+    return SweepFolder(tmp_path / "sweep")
+
+
+def play(sweep, job, reward, seconds=60.0):
+    """Write the run and the record of a job that is done."""
+    number, record = sweep.claim(job)
+    folder = RunFolder(sweep.path.parent / f"run-{number}")
+    metrics = MetricsFile(folder)
+    folder.config.write_text(f"max_steps: 1\nrate: {job[0]}\n")
+    metrics.append(0, {"train/reward": reward})
+    record.folder, record.state, record.error, record.max_steps = str(folder), "done", None, 1
+    record.started = 1000.0 + number * seconds
+    record.ended = record.started + seconds
+    sweep.write(number, record)
+
+
+def play_seeds(sweep, arm, seeds, reward):
+    for seed in seeds:
+        play(sweep, [*arm, f"seed={seed}"], reward + (seed * 5 % 7) / 100)
+
+
+def next_of(progress, tried=(), number=4):
+    return [" ".join(job) for job in islice(progress.next_jobs(tried), number)]
+
+
+def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_differ(sweep):
+    progress = Progress(sweep, ARMS, 1, 0.1)
+    assert progress.comparison is None
+    first = [f"{arm} seed=0" for (arm,) in ARMS]
+    assert next_of(progress) == [*first, "rate=0.5 seed=1"]
+    assert next_of(progress, {identity(["rate=0.5", "seed=0"])})[0] == first[1]
+    text = progress.text()
+    assert text.startswith("0 of 2 arms decided; open: rate=0.7 (0 seeds), rate=0.505 (0 seeds). ")
+    # With so few seeds the level is the raised one, 0.025 / (20 n (n + 1)).
+    radii = [
+        -stats.t.ppf(0.025 / 20 / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)
+    ]
+    assert radii[0] > 0.1 > radii[1]
+    assert "Likely to be missing: 15 runs (5 seeds of each arm, if seeds differ by 0.02)" in text
+    assert text.endswith("their time is known after the first run.")
+
+
+def test_decided_arms_get_no_more_seeds_and_the_price_is_measured(sweep):
+    for arm, reward in zip(ARMS, (0.5, 0.7, 0.55), strict=True):
+        play_seeds(sweep, arm, range(3), reward)
+    assert Progress(sweep, [[*arm, "run_name=x"] for arm in ARMS], 1, 0.1).num_seeds == [3, 3, 3]
+    progress = Progress(sweep, ARMS, 1, 0.1)
+    assert progress.num_seeds == [3, 3, 3]
+    assert list(progress.open) == [2]
+    assert next_of(progress) == [
+        f"{arm} seed={seed}" for seed in (3, 4) for arm in ("rate=0.5", "rate=0.505")
+    ]
+    assert "1 of 2 arms decided; open: rate=0.505 (3 seeds). " in progress.text()
+    assert " runs of 1 m 00 s, " in progress.text()
+
+
+def test_a_sweep_ends_before_the_run_that_would_exceed_its_hours(sweep):
+    play_seeds(sweep, ARMS[0], range(9), 0.5)
+    assert not Progress(sweep, ARMS, 1, 0.1, max_hours=10.5 / 60).is_time_spent
+    spent = Progress(sweep, ARMS, 1, 0.1, max_hours=9.5 / 60)
+    assert spent.is_time_spent
+    assert spent.text().endswith("; until.max_hours=0.158333 is spent (9 m 00 s).")
+
+
+def test_jobs_at_the_same_time_count_once(sweep):
+    for seed in range(3):
+        play(sweep, ["rate=0.5", f"seed={seed}"], 0.5)
+    for number, record in sweep.records().items():
+        record.started, record.ended = 1000.0 + 10 * number, 1060.0
+        sweep.write(number, record)
+    assert Progress(sweep, ARMS, 3, 0.1).seconds == (50.0, 60.0)
+
+
+def test_a_sweep_that_no_seed_can_decide_ends_and_says_so(sweep):
+    progress = Progress(sweep, ARMS, 1, 0.1)
+    progress.__dict__["open"] = {1: float("inf")}
+    assert next_of(progress) == []
+    assert "more questions can" in progress.text()
+
+
+def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
+    status, output = app.run(*JOBS)
+    assert status == 0, output
+    calls = [line.split()[0] for line in app.calls()]
+    assert calls.count("rate=0.7") == 3 <= calls.count("rate=0.505") <= 6
+    assert calls[:3] == ["rate=0.5", "rate=0.7", "rate=0.505"]
+    assert output.index("their time is known") < output.index("running job 1")
+    assert output.count("arms decided; open") == len(calls)  # the price, before each run
+    report = json.loads((app.folder / "outputs" / "x" / "report.json").read_text())
+    decisions = {arm["name"]: arm["decision"] for arm in report["arms"]}
+    assert decisions["rate=0.7"] == "better"
+    assert decisions["rate=0.505"] == "equal within 0.1"
+    done = f"2 of 2 arms decided by {len(calls)} runs in "
+    assert done in output
+    assert any(done in note for note in report["notes"])
+    status, output = app.run(*JOBS)
+    assert (status, app.calls()) == (0, []), output
+    assert done in output
+
+
+def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    sweep = SweepFolder(app.folder / "outputs" / "x")
+    jobs = [*JOBS, "pause=0.1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    process = app.start(*jobs)
+    try:
+        states = lambda: [r.state for r in sweep.records().values()]  # noqa: E731
+        assert wait_for(lambda: states().count("done") >= 3 and "running" in states(), 120)
+        groups = groups_below(process.pid) | {process.pid}
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_for(lambda: not alive(groups), 30), alive(groups)
+    finally:
+        process.kill()
+    process.communicate()
+    before = [r for r in sweep.records().values() if r.state == "done"]
+    app.calls()
+    time.sleep(0.1)
+    status, output = app.run(*jobs)
+    assert status == 0, output
+    assert "2 of 2 arms decided by " in output
+    records = sweep.records().values()
+    assert {r.state for r in records} == {"done"}
+    assert len(app.calls()) == len(records) - len(before)
+    assert all(one in records for one in before)
+
+
+def test_what_until_cannot_do_is_refused_before_any_run(app):
+    status, output = app.run("--multirun", "rate=0.5,0.7", "seed=0,1", "+until.smallest_effect=0")
+    assert status == 2
+    assert "until.smallest_effect=0: set it to a number above 0" in output
+    assert "seed=0,1: until=decided chooses the seeds, remove it" in output
+    status, output = app.run("--multirun", "rate=0.5", "+until.smallest_effect=0.1")
+    assert (status, app.calls()) == (2, [])
+    assert "until=decided compares arms: give a setting two values" in output
+    status, output = app.run("rate=0.5", "+until.smallest_effect=0.1")
+    assert (status, app.calls()) == (2, [])
+    assert "until=decided adds runs to a sweep: add --multirun" in output
+
+
+def test_a_sweep_ends_after_three_failed_jobs(app):
+    status, output = app.run(*JOBS, "crash=always")
+    assert status == 1, output
+    assert len(app.calls()) == 3
+    assert "jobs are not done (3 failed); to resume them:" in output
