@@ -22,7 +22,6 @@ from rl.inference.completion import (
     scores_in,
     scoring_request,
 )
-from rl.inference.replica import refuses_connections
 from rl.inference.router import RequestGroup, Route, Router
 from rl.runtime.devices import open_files
 
@@ -45,8 +44,9 @@ class RequestTally:
 class VLLMClient:
     """Sends the requests of a run to its vLLM replicas; an async context manager.
 
-    If a replica dies and another one runs, the client sends the unanswered requests to the other
-    replica. The finished turns of a rollout are part of its prompt, so they are not sampled again.
+    If a replica dies, the client sends the unanswered requests to another replica, or to the same
+    one after its restart. The finished turns of a rollout are part of its prompt, so they are not
+    sampled again.
 
     Raises:
         RequestFailed: one request failed, after three retries if a retry could help.
@@ -93,7 +93,7 @@ class VLLMClient:
         """
         attempt, body = 0, {"model": self._model, **body}
         while True:
-            route = group.route()
+            route = await group.wait_for_route()
             route.num_pending += n
             try:
                 answer = await self._post(route, path, body, read)
@@ -125,13 +125,13 @@ class VLLMClient:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Stop using a replica that has ended. Return whether another replica can answer."""
+        """Stop using a replica that has ended. Return whether a replica can answer later."""
         if route.lost:
             return True
-        if not failure.unanswered or len(self._router.routes) == 1:
-            return False
         # In a thread, because connecting to a host that is down would block the event loop.
-        gone = await asyncio.to_thread(refuses_connections, route.replica)
+        gone = await asyncio.to_thread(
+            self._router.is_gone, route.replica, unanswered=failure.unanswered
+        )
         return gone and self._router.lose(route, str(failure))
 
     async def _post(
@@ -232,9 +232,9 @@ class GroupClient:
             return [completion_of(choice, list(prompt_ids)) for choice in choices]
 
         completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
-        route = self.group.route()
-        route.num_completions += len(completions)
-        route.num_tokens += sum(len(completion.token_ids) for completion in completions)
+        if route := self.group.chosen:
+            route.num_completions += len(completions)
+            route.num_tokens += sum(len(completion.token_ids) for completion in completions)
         return completions
 
     async def score(

@@ -4,14 +4,23 @@ The rollouts of a group share a prompt, and each turn's prompt begins with the p
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
 
     serve(replicas)    use only these replicas, because they have the newest weights
-    lose(route, why)   stop using a replica until it restarts; its groups choose another replica
+    lose(route, why)   stop using a replica until it restarts; its groups choose another replica,
+                       or wait for its restart if it was the last one and a supervisor restarts it
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from rl.inference.replica import Replica
+from rl.inference.completion import RequestFailed
+from rl.inference.replica import Replica, refuses_connections
+
+# Returns the context manager in which a request waits for a restart: a rollout pauses its clock.
+WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
+    "WAITING", default=nullcontext
+)
 
 
 @dataclass(eq=False)
@@ -33,29 +42,54 @@ class RequestGroup:
     """The requests of one group of rollouts. All use the same replica."""
 
     router: "Router"
-    _route: Route | None = None
+    chosen: Route | None = None
+
+    async def wait_for_route(self) -> Route:
+        """Return the route to the group's replica. Wait while the last replica is restarted.
+
+        The wait needs no deadline, because the supervisor ends the run if the restart fails.
+
+        Raises:
+            RequestFailed: the run ends, so the replica is not restarted.
+        """
+        while not self.router.routes:
+            if self.router.ends:
+                raise RequestFailed("the run ends, and no vLLM answers")
+            with WAITING.get()():
+                await self.router.serving.wait()
+        return self.route()
 
     def route(self) -> Route:
         """Return the route to the group's replica. Choose another replica if it was lost."""
-        if self._route is None or self._route.lost:
+        if self.chosen is None or self.chosen.lost:
             self.leave()
             # The route with the fewest groups. Ties: the fewest pending completions.
-            self._route = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
-            self._route.num_groups += 1
-        return self._route
+            self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
+            self.chosen.num_groups += 1
+        return self.chosen
 
     def leave(self) -> None:
         """Release the replica, so that the group no longer counts as its load."""
-        if self._route is not None:
-            self._route.num_groups -= 1
-        self._route = None
+        if self.chosen is not None:
+            self.chosen.num_groups -= 1
+        self.chosen = None
 
 
 @dataclass(eq=False)
 class Router:
-    """The replicas that may get requests. All tasks of the rollouts process share one router."""
+    """The replicas that may get requests. All tasks of the rollouts process share one router.
+
+    Attributes:
+        on_lost: called with each lost replica; requests its restart.
+        restarted: whether the supervisor has replaced a replica. None: nobody restarts replicas, so
+            the last one is used until the end.
+        serving: set while at least one replica may get requests, and when the run ends.
+    """
 
     on_lost: Callable[[Replica, str], None] = lambda _replica, _why: None
+    restarted: Callable[[Replica], bool] | None = None
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+    ends: bool = False
     _routes: dict[str, Route] = field(default_factory=dict)  # name of a replica -> its route
     _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
@@ -85,14 +119,16 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes:  # all given replicas were lost, but no other has the newest weights
+        if not self._routes and not self.restarted:  # no other has the newest weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
+        if self._routes:
+            self.serving.set()
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using a replica. Return False, and keep using it, if no other replica is left."""
+        """Stop using a replica. Return False, and keep using it, if nothing can replace it."""
         if route.lost:
             return True
-        if self._routes.keys() <= {route.replica.name}:
+        if not self.restarted and self._routes.keys() <= {route.replica.name}:
             return False
         self._remove(route)
         self.on_lost(route.replica, why)
@@ -102,7 +138,20 @@ class Router:
         route.lost = True
         self._lost[route.replica.name] = route.replica.incarnation
         del self._routes[route.replica.name]
+        if not self._routes:
+            self.serving.clear()
         route.close_session()
+
+    def end(self) -> None:
+        """Let requests that wait for a restart fail, because the run ends."""
+        self.ends = True
+        self.serving.set()
+
+    def is_gone(self, replica: Replica, *, unanswered: bool) -> bool:
+        """Return whether a failed replica has ended or was restarted. May block for seconds."""
+        if self.restarted and self.restarted(replica):
+            return True
+        return unanswered and refuses_connections(replica)
 
     @contextmanager
     def group(self) -> Iterator[RequestGroup]:

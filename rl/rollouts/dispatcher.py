@@ -123,6 +123,8 @@ class Dispatcher:
         place = self._untrained[index]
         example = self.order.example(place)
         rollouts = await self.play_group(index, example, self.group_size, version)
+        if self._stopped:  # the checkpoint lists the group, and a resumed run plays it again
+            return
         group = Group(index, example, version, rollouts, self.credit(example, rollouts, version))
         async with self._changed:
             del self._running[index]

@@ -103,9 +103,10 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            await self._dispatcher.publish(call.version)
-            if self._evaluator:
-                self._evaluator.start(call.version)
+            if call.version != self._dispatcher.version.number:  # else a vLLM was restarted
+                await self._dispatcher.publish(call.version)
+                if self._evaluator:
+                    self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
             return await self._evaluator.finish(call.version) if self._evaluator else {}
@@ -197,6 +198,8 @@ class RolloutService:
             self._status.set(self._dispatcher.progress())
             if self._run_folder.stop_request.exists():
                 await self._dispatcher.stop()
+                if self._replicas:
+                    self._replicas.router.end()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.25)
             if self._error:

@@ -7,7 +7,7 @@ from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.router import Route, Router
 from rl.inference.routes import PrefixCache, prefix_cache
-from rl.runtime.endpoint import request_restart
+from rl.runtime.endpoint import Endpoint, request_restart
 from rl.runtime.folder import RunFolder
 
 _CHECK_INTERVAL_S = 1.0
@@ -17,7 +17,7 @@ class ServingReplicas:
     """Updates the router when replicas get new weights or are restarted."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode) -> None:
-        self.router = Router(self._request_restart)
+        self.router = Router(self._request_restart, self._was_restarted)
         self._run_folder, self._inference = run_folder, inference
         self._only_one = len(inference.names) == 1
         self._caches: dict[Route, PrefixCache] = {}  # counters at the last call of `metrics`
@@ -26,6 +26,10 @@ class ServingReplicas:
         # The supervisor ignores a request for an incarnation that it has already replaced.
         request_restart(self._run_folder, replica.name, replica.incarnation, why)
 
+    def _was_restarted(self, replica: Replica) -> bool:
+        endpoint = Endpoint.read(self._run_folder, replica.name)
+        return endpoint is not None and endpoint.incarnation != replica.incarnation
+
     def publish(self, incarnations: Mapping[str, int]) -> None:
         """Route requests to the replicas whose incarnation has the newly published weights."""
         started = started_replicas(self._run_folder, self._inference)
@@ -33,13 +37,11 @@ class ServingReplicas:
 
     async def watch(self) -> None:
         """Remove each replica that the supervisor restarts from the router, until cancelled."""
-        while not self._only_one:
+        while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
-            # Read in a thread, because the run folder may be on a slow disk.
-            started = await asyncio.to_thread(started_replicas, self._run_folder, self._inference)
-            newest = {replica.name: replica.incarnation for replica in started}
             for route in self.router.routes:
-                if newest[route.replica.name] != route.replica.incarnation:
+                # Read in a thread, because the run folder may be on a slow disk.
+                if await asyncio.to_thread(self._was_restarted, route.replica):
                     self.router.lose(route, "the supervisor has restarted it")
 
     async def metrics(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Clock for sampler.rollout_timeout, which pauses while a rollout waits in a queue.
 
 The clock counts the time of the environment's code, its tools and the server. The clock does not
-count the time in which a rollout waits for the environment (max_concurrent) or for vLLM
-(max_num_seqs), because a rollout that queues behind a thousand others is not slow.
+count the time in which a rollout waits for the environment (max_concurrent), for vLLM
+(max_num_seqs) or for a restart of vLLM, because a rollout that waits for others is not slow.
 """
 
 import asyncio
@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+
+from rl.inference.router import WAITING
 
 
 class CompletionSlots:
@@ -54,9 +56,11 @@ class Clock:
         """Raise TimeoutError if the block takes longer than the remaining time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
+            before = WAITING.set(self.paused)
             try:
                 yield
             finally:
+                WAITING.reset(before)
                 if (deadline := self._timeout.when()) is not None:
                     self.left = max(deadline - loop.time(), 0.0)
 

@@ -1,11 +1,14 @@
-"""Starts and watches the vLLM servers of a run. If one fails while another one works, restarts it.
+"""Starts and watches the vLLM servers of a run. Restarts a server that fails.
 
     starting ---> serving ---> gone: ended, closed its socket, silent, or a restart was requested
         ^                        |
-        `---- incarnation + 1 ---'   unless no other server works, or this one ended too often
+        `---- incarnation + 1 ---'   unless this server ended too often
 
 A restarted server has the weights of the base model, so it gets no requests before the trainer's
 next push. The new incarnation in its endpoint file tells the other processes about the restart.
+
+If no other server works, the run waits for the restart. Then only a server that has served and
+has crashed is restarted, because a server that fails to start or refuses the weights fails again.
 """
 
 import time
@@ -25,7 +28,8 @@ from rl.runtime.warning_lines import note_warning
 
 _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # a server that does not answer for this long is restarted if another one works
-_MOST_DEATHS, _WITHIN_STEPS = 3, 10  # a server that ends 3 times in 10 steps ends the run
+_WITHIN_STEPS = 10  # deaths of a server further apart do not count together
+_MOST_DEATHS, _MOST_DEATHS_ALONE = 3, 2  # deaths within 10 steps that end the run
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
@@ -42,11 +46,10 @@ class WatchedReplica:
     answered_at: float = 0.0  # monotonic seconds of the latest answer
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
-    @property
-    def dies_too_often(self) -> bool:
-        """Whether the server ended 3 times within 10 steps."""
-        deaths = self.death_steps
-        return len(deaths) == deaths.maxlen and deaths[-1] - deaths[0] < _WITHIN_STEPS
+    def has_died(self, times: int) -> bool:
+        """Return whether the server ended so many times within 10 steps."""
+        deaths = list(self.death_steps)[-times:]
+        return len(deaths) == times and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
@@ -106,17 +109,27 @@ class Replicas:
         another_serves = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
             one.death_steps.append(self._num_steps())
-            if not may_restart or not another_serves:
-                return one.replica.name, what
-            if one.child is not None and one.dies_too_often:
-                times = f"for the {_MOST_DEATHS}rd time within {_WITHIN_STEPS} steps"
+            most = _MOST_DEATHS if another_serves else _MOST_DEATHS_ALONE
+            if one.child is not None and one.has_died(most):
+                times = f"for the {'2nd' if most == 2 else '3rd'} time within {_WITHIN_STEPS} steps"
                 return one.replica.name, f"{what} {times}"
+            if not may_restart or not (another_serves or self._has_crashed(one)):
+                return one.replica.name, what
             self._restart(one, what)
+            if not self._all:  # the host of the last one is lost
+                return one.replica.name, what
         return None
+
+    def _has_crashed(self, one: WatchedReplica) -> bool:
+        """Return whether a server of this run has served and does not answer any more."""
+        if one.child is None or not one.ready:
+            return False
+        return one.child.returncode is not None or not healthy(one.replica)
 
     def _restart(self, one: WatchedReplica, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
         go_on = f"{others} others continue" if others > 1 else "the other one continues"
+        go_on = go_on if others else "the run waits for it"
         again = "the server is restarted" if one.child is not None else "waiting for its answer"
         note_warning(self._run_folder, name, f"{what}; {again}, and {go_on}")
         if one.child is not None:
@@ -172,4 +185,5 @@ class Replicas:
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
-        return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout
+        # Half of the limit, because the ranks wait for a batch at most the whole limit.
+        return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout / 2

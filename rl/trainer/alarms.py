@@ -1,6 +1,8 @@
 """Warnings of rank 0 about well-known problems of training, each once, with the remedy."""
 
 import logging
+import resource
+from collections.abc import Callable
 
 from rl.config.learned import Learned
 from rl.runtime.metrics import Row, mean_of
@@ -8,7 +10,10 @@ from rl.runtime.metrics import Row, mean_of
 log = logging.getLogger(__name__)
 
 WINDOW = 10  # steps over which the metrics are averaged
-_METRICS = ("train/reward", "train/entropy", "rollout/truncated", "rollout/zero_spread")
+_METRICS = (
+    *("train/reward", "train/entropy", "rollout/truncated", "rollout/zero_spread"),
+    "rollout/untrained",
+)
 _MESSAGES = {  # heading of docs/troubleshooting.md -> message
     "no spread": "{spread:.0%} of the groups have equal rewards, so they teach nothing: use easier "
     "or harder examples, a larger group_size, or buffer=difficulty",
@@ -18,13 +23,24 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
     "lower optim.learning_rate, or raise entropy_bonus",
     "length": "{truncated:.0%} of the rollouts were cut off: raise sampler.max_tokens and "
     "max_seq_len, or choose what becomes of them by truncation",
+    "masked": "{untrained:.0%} of the rollouts are not trained: see stop/* in metrics.jsonl for "
+    "the reason, and choose another truncation or buffer if it is theirs",
+    "memory": "the memory of rank 0 grew from {early:.1f} to {memory:.1f} GiB after the first "
+    "steps and may run out: look for tensors or lists that a custom loss, critic or logger keeps",
 }
+
+
+def peak_gib() -> float:
+    """Return the largest memory that this process has had so far, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Alarms:
     """The metrics of the last steps, and the warnings that are still to be given."""
 
-    def __init__(self, learned: Learned) -> None:
+    def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
+        """`memory` returns the largest memory of this process in GiB."""
+        self._memory, self._early = memory, 0.0  # its value after the first steps
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
@@ -38,7 +54,9 @@ class Alarms:
         if len(self._rows) < WINDOW:
             return
         means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
-        reward, entropy, truncated, spread = means
+        reward, entropy, truncated, spread, untrained = means
+        memory = self._memory()
+        early = self._early = self._early or memory
         best = self._best = max(self._best, reward)
         first = self._first = self._first or entropy  # 0 while every step was empty
         found = {
@@ -46,9 +64,12 @@ class Alarms:
             "instability": reward < best / 2 and best > 0.05,
             "entropy": 0 < entropy < first / 20 and reward < 0.8 * best,
             "length": truncated >= 0.5,
+            "masked": untrained >= 0.5,
+            "memory": memory > max(1.5 * early, early + 1),
         }
         values = {"best": best, "first": first, "reward": reward, "entropy": entropy}
-        values |= {"spread": spread, "truncated": truncated}
+        values |= {"spread": spread, "truncated": truncated, "untrained": untrained}
+        values |= {"early": early, "memory": memory}
         for heading in [heading for heading in self._left if found[heading]]:
             text = self._left.pop(heading).format(**values)
             page = f"docs/troubleshooting.md, {heading}"

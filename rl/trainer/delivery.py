@@ -13,7 +13,7 @@ the same branch and no rank waits for a batch while rank 0 still waits for a vLL
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Literal
 
 from rl.config.nodes import InferenceNode
@@ -29,9 +29,6 @@ from rl.weights.pusher import NoReceiver, WeightPusher
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-# The supervisor checks every 5 s whether vLLM runs. After two checks it has restarted vLLM or ended
-# the run.
-_RESTART_WAIT_S = 10.0
 _POLL_S = 0.2
 
 Phase = Callable[[str, str], AbstractContextManager[None]]
@@ -44,6 +41,7 @@ class Receivers:
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
+        self.startup_timeout = inference.startup_timeout
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
@@ -52,7 +50,7 @@ class Receivers:
 
         The supervisor starts the replicas, and ends this process if a replica fails.
         """
-        timeout = self._inference.startup_timeout
+        timeout = self.startup_timeout
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:
@@ -133,6 +131,17 @@ class Delivery:
             has_changed = False  # the loop now pushes the same weights again
         return True
 
+    def push_again(self) -> dict[str, int]:
+        """Push the newest version to restarted vLLMs, while rank 0 waits. Return `updated` or {}.
+
+        Not collective, because rank 0 has kept the packed weights.
+        """
+        if not self._include_new_replicas():
+            return {}
+        with suppress(NoReceiver):  # `updated` requests another restart
+            self._pusher.push_again()
+        return self.updated()
+
     def updated(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
         for lost in self._pusher.lost():
@@ -149,9 +158,12 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _next_action(self) -> Literal["again", "stop", "fail"]:
-        """Request restarts of lost replicas. Return whether to push again, stop or fail."""
+        """Request restarts of lost replicas. Return whether to push again, stop or fail.
+
+        The supervisor restarts a vLLM that has ended. Otherwise it requests the end of the run.
+        """
         self.updated()
-        deadline = time.monotonic() + _RESTART_WAIT_S
+        deadline = time.monotonic() + self._receivers.startup_timeout
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
                 return "stop"

@@ -124,12 +124,11 @@ class TrainingRun:
 
     def _start_sampling(self) -> RolloutsLink:
         """Connect to the rollouts process, push the initial weights, and let the sampling start."""
-        rollouts = RolloutsLink(self.run_folder, self.ranks.rank)
+        rollouts = RolloutsLink(self.run_folder, self.ranks.rank, self.delivery)
         rollouts.connect(self.settings.wait_timeout)
-        if self.ranks.first:
-            if self.metrics:
-                # A resumed run repeats the steps after its checkpoint, so remove their metrics.
-                self.metrics.truncate_after(self.start - 1)
+        if self.metrics:  # on rank 0
+            # A resumed run repeats the steps after its checkpoint, so remove their metrics.
+            self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
             # Start the logger after the truncation, because it may read metrics.jsonl.
             self.logger.start(self.run_folder.path, self.run.run_name, self.run.plain())
@@ -162,8 +161,7 @@ class TrainingRun:
 
         Every rank waits, because the next collective needs all ranks within wait_timeout.
         """
-        settings = build(self.run.evaluation)()
-        if not settings.due(version, self.run.max_steps):
+        if not build(self.run.evaluation)().due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)

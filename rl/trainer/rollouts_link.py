@@ -1,5 +1,6 @@
 """Requests from a trainer rank to the rollouts process."""
 
+import select
 import socket
 import time
 from typing import Any, TypeVar
@@ -9,18 +10,21 @@ from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
+from rl.trainer.delivery import Delivery
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
+_POLL_MS = 500  # milliseconds between two looks for restarted vLLMs
 _REPORT_DELAY_S = 1.0  # let the rollouts process report first, because users see the first report
 
 
 class RolloutsLink:
     """The connection of one rank to the rollouts process. Every blocking call has a deadline."""
 
-    def __init__(self, run_folder: RunFolder, rank: int) -> None:
-        self._run_folder, self._rank = run_folder, rank
+    def __init__(self, run_folder: RunFolder, rank: int, delivery: Delivery | None = None) -> None:
+        self._run_folder, self._rank, self._delivery = run_folder, rank, delivery
+        self._version = 0  # the version of the last `publish`
         self._socket = socket.socket()  # replaced in `connect`
 
     def connect(self, timeout: float) -> None:
@@ -72,6 +76,7 @@ class RolloutsLink:
 
         `replicas` maps the name of each vLLM with these weights to its incarnation.
         """
+        self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
 
@@ -99,6 +104,7 @@ class RolloutsLink:
         data = pack(call)
         try:
             self._socket.sendall(HEADER.pack(len(data)) + data)
+            self._wait_for_answer()
             answer = unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), Answer)
         except TimeoutError as error:
             raise RunFailed(late) from error
@@ -110,6 +116,20 @@ class RolloutsLink:
         if answer.over:
             raise NoMoreBatches(answer.over, stopped=answer.stopped)
         return unpack(answer.value, kind)
+
+    def _wait_for_answer(self) -> None:
+        """Wait until an answer begins. Meanwhile push to restarted vLLMs, which it may need."""
+        timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
+        poll.register(self._socket, select.POLLIN)
+        deadline = time.monotonic() + timeout
+        while not poll.poll(_POLL_MS):
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            if self._delivery and (replicas := self._delivery.push_again()):
+                link = RolloutsLink(self._run_folder, self._rank)  # this one waits for its answer
+                link.connect(timeout)
+                with link._socket:
+                    link.publish(self._version, replicas)
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)

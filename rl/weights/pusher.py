@@ -95,10 +95,18 @@ class WeightPusher:
                 f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
                 "model.dtype=float32"
             )
-        self._last = packed
+        self._last, self._version = packed, version
         receivers = list(self._receivers.values())
         if not receivers:
             raise NoReceiver("no vLLM answers its health check: see logs/inference*.log")
+        self._push_to_all(receivers, version)
+
+    def push_again(self) -> None:
+        """Push the weights of the last push to the vLLMs that have started since. Only rank 0."""
+        new = [one for name, one in self._receivers.items() if name not in self._connected]
+        self._push_to_all(new, self._version)
+
+    def _push_to_all(self, receivers: Sequence[VLLMRoutes], version: int) -> None:
         with ThreadPoolExecutor(len(receivers)) as pool:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):

@@ -1,4 +1,4 @@
-"""Two real vLLMs on ports: one is killed in the middle of a batch, and the run continues."""
+"""Real vLLMs that are killed in the middle of a batch: one of two, and the only one."""
 
 import os
 import signal
@@ -50,6 +50,27 @@ def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
         stop(process)
     assert "inference0: ended with status -9 (killed, " in screen
     assert "the server is restarted, and the other" in screen
+    nothing_is_lost_or_trained_twice(folder)
+    every_token_has_a_version_that_may_be_trained(folder)
+
+
+def test_the_only_server_is_restarted_and_every_token_has_the_right_version(launcher):
+    folder = RunFolder(launcher.output / "only-one")
+    one = [option for option in RUN if not option.startswith(("inference.", "max_steps"))]
+    process = launcher.start("only-one", *one, "max_steps=8", warm=[])
+    try:
+        assert wait_for(lambda: len(read_metrics(folder)) >= 2, 400)
+        groups = groups_below(process.pid)
+        assert wait_for(lambda: "in flight" in read_statuses(folder)["rollouts"].doing, 60)
+        os.kill(Endpoint.read(folder, "inference").pid, signal.SIGKILL)
+        screen, _ = process.communicate(timeout=400)
+    finally:
+        stop(process)
+    assert process.returncode == 0, screen
+    assert Endpoint.read(folder, "inference").incarnation == 1
+    assert "the server is restarted, and the run waits for it" in screen
+    assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    assert len(read_metrics(folder)) == 8
     nothing_is_lost_or_trained_twice(folder)
     every_token_has_a_version_that_may_be_trained(folder)
 

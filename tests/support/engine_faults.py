@@ -52,6 +52,14 @@ class Status(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Garbage(Fault):
+    """Answer with status 200 and a page that is no JSON."""
+
+    async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
+        return web.Response(text="<html>" + "\x00" * 99)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hang(Fault):
     """Answer late."""
 

@@ -61,14 +61,14 @@ class ScriptedVLLM:
 class Engine:
     """Hold the state of the server: the loaded weights, and whether it is paused."""
 
-    def __init__(self, model: Path, max_model_len: int) -> None:
+    def __init__(self, model: Path, max_model_len: int, version: str = "0") -> None:
         self._max_model_len = max_model_len
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._template: str = json.loads((model / "tokenizer_config.json").read_text()).get(
             "chat_template", ""
         )
         self._vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-        self._names, self._version, self._updating, self._read = {"policy"}, "0", False, ""
+        self._names, self._version, self._updating, self._read = {"policy"}, version, False, ""
         self._live = asyncio.Event()
         self._live.set()
 
@@ -260,7 +260,7 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _app(arguments: argparse.Namespace) -> web.Application:
-    engine = Engine(arguments.model, arguments.max_model_len)
+    engine = Engine(arguments.model, arguments.max_model_len, "default")  # as vLLM before a push
     app = web.Application(client_max_size=2**26)
     if key_file := os.environ.get("OFFBYONE_KEY_FILE"):
         app.middlewares.append(asking_for(Path(key_file).read_text()))

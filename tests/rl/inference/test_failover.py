@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica
 from rl.inference.router import Router
 from rl.runtime.network import Address
+from rl.sampling.clock import Clock
 from rl.sampling.renderer_chat import render
 from tests.support.engine_faults import Fault, Hang, Status, middleware
 from tests.support.replicas import replica_at
@@ -212,3 +213,38 @@ async def test_a_request_over_tcp_needs_the_key(tmp_path):
                         await ask(client)
     finally:
         await runner.cleanup()
+
+
+async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their_clock(tmp_path):
+    slow, restarted, clock = Hang(seconds=60, times=99), set[int](), Clock(1.0)
+    model = tiny_model(tmp_path)
+    before = await _served(tmp_path / "a.sock", "inference", model, [slow])
+    after = await _served(tmp_path / "b.sock", "inference", model, [])
+    after.replica = replace(after.replica, incarnation=1)
+    router = Router(restarted=lambda replica: replica.incarnation in restarted)
+    router.serve([before.replica])
+    client = VLLMClient(router, model="policy", timeout=5.0)
+
+    async def timed():
+        async with clock.running():
+            return await a_group(client, 3)
+
+    async with client:
+        group = asyncio.create_task(timed())
+        await asyncio.sleep(0.2)
+        await before.die()
+        restarted.add(0)
+        await asyncio.sleep(1.5)  # longer than the clock runs
+        assert (router.routes, group.done()) == ([], False)
+        router.serve([before.replica])  # the trainer has not pushed to the new one yet
+        assert router.routes == []
+        router.serve([after.replica])
+        assert len(await group) == 3
+        router.lose(router.routes[0], "")
+        last = asyncio.create_task(ask(client))
+        await asyncio.sleep(0.1)
+        router.end()
+        with pytest.raises(RequestFailed, match="the run ends, and no vLLM answers"):
+            await last
+    for vllm in (before, after):
+        await vllm.runner.cleanup()

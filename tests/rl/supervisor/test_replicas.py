@@ -130,20 +130,45 @@ def test_three_deaths_within_ten_steps_end_the_run(steps, ends, fleet):
     assert found == (expected if ends else None)
 
 
-def test_the_death_of_the_last_serving_replica_ends_the_run(fleet):
+def test_the_last_serving_replica_is_restarted_but_not_one_that_fails_to_start(fleet):
     fleet.answering.remove("inference0")
     fleet.kill("inference0")
     assert fleet.look() is None
     fleet.kill("inference1")  # while the other one starts
-    assert fleet.look() == ("inference1", KILLED)
+    assert fleet.look() is None
+    assert fleet.incarnations() == [1, 1]
+    fleet.num_steps = 50
+    fleet.answering.clear()
+    fleet.kill("inference0")  # before it has served again
+    assert fleet.look() == ("inference0", KILLED)
 
 
-def test_no_replica_is_restarted_if_all_are_gone_at_once(fleet):
-    """The ranks wait for the answer, and a start takes seconds."""
+@pytest.mark.parametrize(("second", "ends"), [(2, True), (11, True), (12, False), (40, False)])
+def test_a_second_crash_of_all_within_ten_steps_ends_the_run(second, ends, fleet):
+    fleet.num_steps = 2
     for name in NAMES:
         fleet.kill(name)
-    assert fleet.look() == ("inference0", KILLED)
-    assert fleet.incarnations() == [0, 0]
+    assert fleet.look() is None
+    assert fleet.incarnations() == [1, 1]
+    assert fleet.look() is None
+    assert fleet.statuses() == ["serving", "serving"]
+    fleet.num_steps = second
+    for name in NAMES:
+        fleet.kill(name)
+    expected = ("inference0", f"{KILLED} for the 2nd time within 10 steps")
+    assert fleet.look() == (expected if ends else None)
+
+
+def test_the_only_replica_is_not_restarted_if_it_answers_but_refuses_the_weights(fleet):
+    fleet.answering.remove("inference1")
+    fleet.kill("inference1")
+    assert fleet.look() is None
+    request_restart(fleet.folder, "inference0", 0, "it took no weights")
+    assert fleet.look() == ("inference0", "is unusable: it took no weights")
+    fleet.num_steps = 20
+    fleet.answering.clear()  # the push failed because the server crashed
+    assert fleet.look() is None
+    assert fleet.incarnations() == [1, 1]
 
 
 def test_no_replica_is_restarted_when_restarts_are_not_allowed(fleet):

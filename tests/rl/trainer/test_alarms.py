@@ -35,6 +35,7 @@ def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",))
         ({"train/reward": 0.2}, "instability", "the mean reward fell from 0.50 to 0.2"),
         ({"train/reward": 0.3, "train/entropy": 0.01}, "entropy", "the entropy fell from 0.4 to"),
         ({"rollout/truncated": 0.6}, "length", "raise sampler.max_tokens"),
+        ({"rollout/untrained": 0.7}, "masked", "70% of the rollouts are not trained"),
     ],
 )
 def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, said, caplog):
@@ -54,6 +55,16 @@ def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, 
 )
 def test_no_alarm_without_a_problem(row, caplog):
     assert warnings(caplog, {}, row) == []
+
+
+@pytest.mark.parametrize(("last", "warns"), [(2.9, False), (3.1, True)])
+def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(last, warns, caplog):
+    left = [2.0, *[last] * WINDOW]
+    alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
+    for _ in range(2 * WINDOW - 1):
+        alarms.add(FINE)
+    said = "the memory of rank 0 grew from 2.0 to 3.1 GiB"
+    assert [said in record.getMessage() for record in caplog.records] == [True] * warns
 
 
 def test_a_loss_that_reads_no_advantages_needs_no_spread(caplog):

@@ -9,7 +9,6 @@ import pytest
 from rl.runtime.endpoint import Endpoint, restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.trainer import delivery
 from rl.trainer.delivery import Delivery, Receivers
 from rl.weights.pusher import NoReceiver, WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
@@ -72,15 +71,13 @@ def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
             return [object()] if left[0] >= 0 and pusher.differs else []
 
         asked = SimpleNamespace(exists=lambda stop=stop: stop)
-        replicas = SimpleNamespace(new_replicas=arrive, updated={})
+        replicas = SimpleNamespace(new_replicas=arrive, updated={}, startup_timeout=0.3)
         run_folder = SimpleNamespace(stop_request=asked)
         one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(delivery, "_RESTART_WAIT_S", 0.3)
-            try:
-                found = one.deliver(1, batch, dict(STATS), lambda name, doing: nullcontext())
-            except RunFailed as error:
-                found = str(error)
+        try:
+            found = one.deliver(1, batch, dict(STATS), lambda name, doing: nullcontext())
+        except RunFailed as error:
+            found = str(error)
         assert (found, pusher.differs) == (result, differs), name
 
 

@@ -16,18 +16,15 @@ import pytest
 
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.inference import routes
 from rl.records import MicroBatch, RankBatch, columns_of
-from rl.runtime import child
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
 from rl.runtime.status import STOPPED, Status, read_statuses
 from rl.runtime.stop_request import pass_on_signals
-from rl.supervisor import replicas
 from rl.terminal.panel import RunView
 from rl.terminal.screen import final_summary
-from rl.trainer import delivery, loop
+from rl.trainer import loop
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import warn_of_missing_metric
 from rl.weights.pusher import NoReceiver
@@ -313,19 +310,14 @@ class WithoutServer(Rehearsal):
             raise NoReceiver("vLLM is out of reach")
 
 
-def test_a_failed_push_waits_until_the_supervisor_has_looked_at_the_socket_and_ended_vllm():
-    seen = replicas._HEALTH_EVERY_S + routes._HEALTH_TIMEOUT_S + 2 * child._GRACE_S
-    assert seen < delivery._RESTART_WAIT_S
-
-
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
     folder, calls, saved, monkeypatch, noticed
 ):
-    monkeypatch.setattr(delivery, "_RESTART_WAIT_S", 0.1)
     if noticed:
         folder.stop_request.touch()
     run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
+    monkeypatch.setattr(run.delivery._receivers, "startup_timeout", 0.1)
     with nullcontext() if noticed else pytest.raises(RunFailed, match="out of reach"):
         run.train()
     assert saved == [4] * noticed

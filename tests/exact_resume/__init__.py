@@ -1,0 +1,1 @@
+"""Whether a killed and resumed run equals the uninterrupted one: python -m tests.exact_resume."""

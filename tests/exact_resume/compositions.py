@@ -1,0 +1,100 @@
+"""The compositions, a pairwise covering set, and the comparison of a whole and a resumed run."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from benchmarks._covering import Assignment, Covering
+from tests.support.composing import REPO
+from tests.support.equal_runs import SYNC, Run, is_time
+
+SCHEDULES = [
+    "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
+    "optim.schedule=cosine",
+]
+CHOICES: dict[str, dict[str, list[str]]] = {
+    "ranks": {"1": [], "2": ["trainer.ranks=2"]},
+    "deepspeed": {f"zero{n}": [f"deepspeed=zero{n}"] for n in (0, 2, 3)},
+    "adapter": {
+        "none": [],
+        "lora": ["adapter=lora", "adapter.dropout=0.1", "optim.learning_rate=5e-3"],
+    },
+    "critic": {"none": [], "value": ["loss=ppo"]},
+    "kl": {
+        "none": [],
+        "adaptive": ["kl=adaptive"],
+        "refreshed": ["kl=k3", "kl.beta=0.05", "reference.refresh_every=2"],
+    },
+    "order": {name: [f"order={name}"] for name in ("shuffled", "sequential", "difficulty")},
+    "buffer": {name: [f"buffer={name}"] for name in ("fifo", "difficulty", "replay")},
+    "env": {"one": [], "mixture": ["env=mixture"]},
+    "schedule": {"none": [], "some": SCHEDULES},
+}
+STEPS, EVERY = 6, 2
+SMALL = [f"max_steps={STEPS}", "batch_size=16", "group_size=4", "entropy_bonus=0.01"]
+SMALL += [f"trainer.checkpoint_every={EVERY}", "trainer.keep_checkpoints=9"]
+# Choices that the check refuses together. Demonstrations are left out: they need another loss.
+CONFLICTS = {
+    frozenset({("adapter", "lora"), ("kl", "refreshed")}): "an adapter freezes the base model",
+}
+
+
+def rows() -> list[Assignment]:
+    """Return compositions in which every pair of choices of two groups occurs."""
+
+    def problems(row: Assignment) -> list[str]:
+        return [why for choices, why in CONFLICTS.items() if choices <= set(row.items())]
+
+    return Covering({name: list(of) for name, of in CHOICES.items()}, problems).fill(seed=1).rows
+
+
+def overrides_of(row: Assignment) -> list[str]:
+    """Return the overrides of a composition. The loss comes first, because it brings choices."""
+    named = sorted(row.items(), key=lambda item: item[0] != "critic")
+    return [*SYNC, *SMALL, *(each for group, name in named for each in CHOICES[group][name])]
+
+
+def difference(number: int, row: Assignment, output: Path) -> str:
+    """Run a composition, and again from an earlier checkpoint; return the first difference."""
+    whole = Run(REPO, "run", overrides_of(row), output / "whole")
+    if problem := _failed(whole):
+        return problem
+    saved = EVERY * (1 + number % (STEPS // EVERY - 1))  # the resumed run has so many steps
+    resumed = Run(REPO, "run", [*whole.overrides, "resume=true"], output / "resumed")
+    shutil.copytree(whole.folder, resumed.folder)  # with the later steps, as after a kill
+    for checkpoint in (resumed.folder / "checkpoints").glob("step_*"):
+        if int(checkpoint.name.removeprefix("step_")) > saved:
+            shutil.rmtree(checkpoint)
+    if problem := _failed(resumed):
+        return f"resumed after {saved} steps: {problem}"
+    for one, other in zip_longest(_records(whole), _records(resumed)):
+        if one != other:
+            return f"resumed after {saved} steps: {_first_key(one, other)}"
+    if len({json.dumps(marks) for marks in whole.checkpoints.values()}) < STEPS // EVERY:
+        return "equal, but the weights do not change, so the comparison is useless"
+    return ""
+
+
+def _failed(run: Run) -> str:
+    """Return the end of the screen if the run fails, or an empty string."""
+    process = run.start()
+    screen, _ = process.communicate(timeout=600)
+    return f"status {process.returncode}: {screen[-2000:]}" if process.returncode else ""
+
+
+def _records(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all that must be equal: metrics, rollouts, evaluations and weights, without times."""
+    for where, record in run.records():
+        if not where.startswith("push of"):
+            yield where, {key: json.dumps(v) for key, v in record.items() if not is_time(key)}
+
+
+def _first_key(one: Any, other: Any) -> str:
+    if one is None or other is None or one[0] != other[0]:
+        return f"{one and one[0]} whole, {other and other[0]} resumed"
+    keys = [key for key in {**one[1], **other[1]} if one[1].get(key) != other[1].get(key)]
+    found = [f"{key}: {one[1].get(key)} whole, {other[1].get(key)} resumed" for key in keys[:4]]
+    return f"{one[0]} {'; '.join(found)[:600]}"

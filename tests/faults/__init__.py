@@ -1,0 +1,1 @@
+"""A campaign of faults in whole runs with the scripted engine: python -m tests.faults."""

@@ -1,0 +1,51 @@
+"""Run a campaign of faults, and continue it by the same command.
+
+    python -m tests.faults --runs 10 --seed 0 [--folder FOLDER] [--only "KILL inference"]
+
+Each finished case appends its row to results-SEED.jsonl of the folder. Needs root for the cases
+with a full disk and a read-only folder, which are mounts. Exits with status 1 if a case failed.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from tests.faults.running import run
+from tests.faults.table import cases
+
+
+def main() -> int:
+    """Run the cases that have no row yet; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/faults"))
+    parser.add_argument("--only", default="", help="only faults whose name contains this text")
+    chosen = parser.parse_args()
+    # A shell lets background commands ignore Ctrl-C, and the runs would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    results = chosen.folder.resolve() / f"results-{chosen.seed}.jsonl"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.touch()
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    done = {row["case"] for row in rows}
+    for case in cases(chosen.runs, chosen.seed):
+        if case.key in done or chosen.only not in case.fault.name:
+            continue
+        folder = results.parent / f"{chosen.seed}-{case.number}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a case that was interrupted
+        rows.append(row := run(case, folder))
+        with results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        print(json.dumps(row), flush=True)  # noqa: T201
+    failed = [row["case"] for row in rows if not row["ok"]]
+    print(f"{len(rows)} cases, {len(failed)} failed", *failed, sep="\n")  # noqa: T201
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

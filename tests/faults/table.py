@@ -1,0 +1,152 @@
+"""The faults, the moments at which they occur, and the outcomes that are allowed.
+
+end       the run reaches max_steps although the fault occurred
+message   the run ends with status 1 and one message
+stopped   the run ends early, as asked or because its supervisor was killed
+"""
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+MOMENTS = ("start", "generation", "push", "checkpoint", "evaluation", "end")
+LATER = MOMENTS[1:]
+END, MESSAGE, STOPPED = {"end"}, {"message"}, {"stopped"}
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        outcomes: the allowed outcomes. A fault at the moment "start" may always end the run with a
+            message, and one at the moment "end" may come too late.
+        victim: process that gets the signals.
+        signals: signals, and seconds to wait between them.
+        damage: what happens to the files of the run (see running.py).
+        engine: faults of the scripted engine (tests/support/engine_faults.py) from the start on.
+        overrides: overrides of the run from the start on.
+        rejects: whether the fault makes groups unscorable, so that their examples are not trained.
+    """
+
+    name: str
+    outcomes: set[str]
+    moments: Sequence[str] = MOMENTS
+    victim: str = ""
+    signals: Sequence[float] = ()
+    damage: str = ""
+    engine: Sequence[dict[str, object]] = ()
+    overrides: Sequence[str] = ()
+    rejects: bool = False
+
+
+def _on_every_process() -> list[Fault]:
+    """Return KILL, TERM, and STOP for 3 s, of every process of the tree."""
+    kill, term, pause = (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGSTOP, 3.0, signal.SIGCONT)
+    ends = {"inference": END, "rollouts": MESSAGE, "trainer.rank0": MESSAGE}
+    asked = {"inference": END, "rollouts": STOPPED, "trainer.rank0": STOPPED}
+    ends |= {"supervisor": STOPPED, "reaper": END}
+    asked |= {"supervisor": STOPPED, "reaper": END}
+    return [
+        *(Fault(f"KILL {name}", of, victim=name, signals=kill) for name, of in ends.items()),
+        *(Fault(f"TERM {name}", of, victim=name, signals=term) for name, of in asked.items()),
+        *(Fault(f"STOP {name} for 3 s", END, victim=name, signals=pause) for name in ends),
+    ]
+
+
+def _environment(fault: str) -> Sequence[str]:
+    return [
+        "env._target_=tests.support.faulty_reversal.FaultyReversal", f"+env.fault={fault}",
+        "sampler.rollout_timeout=2",
+    ]  # fmt: skip
+
+
+_INT, _TERM = signal.SIGINT, signal.SIGTERM
+FAULTS = [
+    *_on_every_process(),
+    Fault("Ctrl-C", STOPPED, victim="supervisor", signals=(_INT,)),
+    Fault("Ctrl-C twice", STOPPED, victim="supervisor", signals=(_INT, 0.3, _INT)),
+    Fault("TERM supervisor twice", STOPPED, victim="supervisor", signals=(_TERM, 0.3, _TERM)),
+    Fault("full disk", MESSAGE, LATER, damage="fill the disk"),
+    Fault("read-only checkpoint folder", MESSAGE, LATER, damage="make checkpoints read-only"),
+    Fault("socket of vLLM removed", END, LATER, damage="remove the socket"),
+    Fault("vLLM answers 500 three times", END, ["generation"],
+          engine=[{"fault": "Status", "status": 500, "at": 9, "times": 3}]),
+    Fault("vLLM answers 500 for ever", MESSAGE, ["generation"],
+          engine=[{"fault": "Status", "status": 500, "at": 9, "times": NEVER}]),
+    Fault("vLLM answers half a body three times", END, ["generation"],
+          engine=[{"fault": "CutShort", "at": 9, "times": 3}]),
+    Fault("vLLM answers garbage three times", END, ["generation"],
+          engine=[{"fault": "Garbage", "at": 9, "times": 3}]),
+    Fault("vLLM answers garbage for ever", MESSAGE, ["generation"],
+          engine=[{"fault": "Garbage", "at": 9, "times": NEVER}]),
+    Fault("vLLM ends at a push", END, ["push"],
+          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 4}]),
+    Fault("vLLM refuses every push", MESSAGE, ["push"],
+          engine=[{"fault": "Status", "status": 500, "path": "/update_weights", "at": 3,
+                   "times": NEVER}]),
+    Fault("vLLM never answers a push", MESSAGE, ["push"],
+          overrides=["trainer.wait_timeout=8", "sampler.rollout_timeout=5"],
+          engine=[{"fault": "Hang", "seconds": 600, "path": "/update_weights", "at": 3,
+                   "times": NEVER}]),
+    Fault("vLLM never answers three requests", END, ["generation"],
+          engine=[{"fault": "Hang", "seconds": 600, "at": 9, "times": 3}],
+          overrides=["sampler.rollout_timeout=4"], rejects=True),
+    Fault("slow environment", END, ["generation"], overrides=_environment("slow"),
+          rejects=True),
+    Fault("hanging environment", END, ["generation"], overrides=_environment("hang"),
+          rejects=True),
+    Fault("environment raises", END, ["generation"], overrides=_environment("raise"),
+          rejects=True),
+    Fault("environment returns NaN", END, ["generation"], overrides=_environment("nan"),
+          rejects=True),
+    Fault("loss is NaN once", END, ["generation"],
+          overrides=["loss._target_=tests.support.nan_loss.nan_once"]),
+    Fault("loss is NaN for ever", MESSAGE, ["generation"],
+          overrides=["loss._target_=tests.support.nan_loss.nan_from_then_on"]),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of the campaign."""
+
+    number: int
+    fault: Fault
+    moment: str
+    replicas: int
+    step: int  # the fault occurs at the first such moment after so many steps
+
+    @property
+    def allowed(self) -> set[str]:
+        """The outcomes that this case may have."""
+        late = END if self.moment == "end" else set()
+        return self.fault.outcomes | late | (MESSAGE if self.moment == "start" else set())
+
+    @property
+    def key(self) -> str:
+        """The name of the case in the file of results."""
+        return f"{self.number} {self.fault.name}, {self.moment}, {self.replicas} vLLM"
+
+    def write_engine_faults(self, path: Path) -> None:
+        """Write the faults of the scripted engine, and delays that make the moments longer."""
+        slow = [
+            {"fault": "Hang", "seconds": 0.1, "times": NEVER},
+            {"fault": "Hang", "seconds": 0.3, "times": NEVER, "path": "/start_weight_update"},
+        ]
+        path.write_text(json.dumps([*self.fault.engine, *slow]))
+
+
+def cases(num_runs: int, seed: int) -> list[Case]:
+    """Return the cases of a campaign: each (fault, moment) once in random order, then again."""
+    rng, drawn = Random(seed), []
+    pairs = [(fault, moment) for fault in FAULTS for moment in fault.moments]
+    while len(drawn) < num_runs:
+        for fault, moment in rng.sample(pairs, len(pairs)):
+            number = len(drawn)
+            drawn.append(Case(number, fault, moment, rng.choice((1, 1, 2)), rng.randint(1, 4)))
+    return drawn[:num_runs]
