@@ -57,7 +57,7 @@ class Episode:
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     reward: float | None = None  # known to `teacher_messages`; None if the episode has no score
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
-    role: str = ""  # whose turns these are, if several roles play. They share `memory`.
+    role: str = ""  # the role, if several play; their episodes share `memory`
 
     @property
     def text(self) -> str:

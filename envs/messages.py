@@ -60,7 +60,7 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the value is nested too deeply") from error
     return plain_json(value)
 
 
@@ -75,10 +75,10 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
         return value
     if isinstance(value, int | float):
         if not math.isfinite(value) if isinstance(value, float) else abs(value) > _MAX_NUMBER:
-            raise ValueError("it contains a number that is too large or not finite")
+            raise ValueError("the value contains a number that is too large or not finite")
         return value
     if levels == 0:
-        raise ValueError("it is nested too deeply")
+        raise ValueError("the value is nested too deeply")
     if isinstance(value, list):
         return [plain_json(item, levels - 1) for item in value]
     if isinstance(value, dict):

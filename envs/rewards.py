@@ -76,7 +76,7 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 if the policy's text equals an accepted answer (`exact`), else 0."""
+    """Return 1 if the policy's text matches an accepted answer by `exact`, else 0."""
     return exact(final_text(episode), answers_of(episode))
 
 

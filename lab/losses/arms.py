@@ -50,7 +50,7 @@ class Arm:
     name: str
     run: Run
     base: Run  # the run that recorded the tokens
-    ignored: tuple[str, ...] = ()  # other keys that the arm's choices change, without effect here
+    ignored: tuple[str, ...] = ()  # differing keys outside CHANGEABLE; the comparison ignores them
 
     @property
     def changes(self) -> list[str]:

@@ -109,7 +109,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     opening = opening_of(line.messages)
     group = line.group
     if group is None:  # evaluations have no group number, so use a hash of the example
-        group = _question(line.env, [str(line.example), *opening])
+        group = _hash_of(line.env, [str(line.example), *opening])
     place = places[group]
     places[group] += 1
     advantage = line.advantage
@@ -126,13 +126,13 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
         group_id=group,
         place=place,
         staleness=file.step - min(line.versions) if line.versions else None,
-        question=_question(line.env, opening),
+        question=_hash_of(line.env, opening),
         title=" ".join(" ".join(opening[-1:]).split())[:_LONGEST_TITLE],
         text="\n".join(texts).lower(),
     )
 
 
-def _question(env: str, opening: list[str]) -> int:
-    """Return a hash of the question, which is the same in every step and every run."""
+def _hash_of(env: str, opening: list[str]) -> int:
+    """Return a hash of the opening messages, which is equal in every step and every run."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

@@ -199,7 +199,7 @@ def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _method(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
-    """Return the options of a class's own or inherited method, or None if it has none."""
+    """Return the options of a class's own or inherited method, None if there is no method."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return _parameters(module, statement)

@@ -24,7 +24,7 @@ from rl.rollouts.example_order import ExampleOrder
 from rl.sampling.strategy import StartedGroup, Strategy, played
 
 ENV_TIMEOUT_S = 2.0
-_MAX_EXAMPLES = 16  # most examples of a pool that the dry call of the order uses
+_MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3
 # environment node -> result of `read_pools`, for sweeps, whose jobs have the same environment
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}

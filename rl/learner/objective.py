@@ -42,7 +42,7 @@ class Batch(Tokens):
     mask: Tensor  # [B, T] bool, True where the policy chose the token
     token_weights: Tensor  # [N] weight of each token in the objective
     envs: tuple[str, ...]  # [B] name of each row's environment
-    # Rows with the same N completion tokens after prompts with hints, if the reference sees hints:
+    # The same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     temperatures: Tensor | None = None  # [N, 1] of sampling, or None: the run has one temperature

@@ -238,12 +238,12 @@ def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path)
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(adapter_form(model), indent=2))
+    (folder / "adapter_config.json").write_text(json.dumps(peft_config(model), indent=2))
     tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def adapter_form(model: Any) -> dict[str, Any]:
+def peft_config(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True

@@ -31,7 +31,7 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
 
 
 def peak_gib() -> float:
-    """Return the largest memory that this process has had so far, in GiB."""
+    """Return the largest host memory that this process has had so far, in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

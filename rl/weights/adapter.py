@@ -20,7 +20,7 @@ from safetensors.torch import load
 
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
-from rl.model.lora import adapter_form
+from rl.model.lora import peft_config
 from rl.weights.memory_file import checked, read_weights
 from rl.weights.transport import Reader, Sender, Weights
 
@@ -78,7 +78,7 @@ class AdapterSender(Sender):
 
     def collect(self, policy: "Policy") -> Weights:
         """Return the trained matrices under peft's names on rank 0. All ranks must call it."""
-        self._form = adapter_form(policy.engine.module.model)
+        self._form = peft_config(policy.engine.module.model)
         return policy.adapter_weights()
 
     def connect(self, vllm: VLLMRoutes) -> None:

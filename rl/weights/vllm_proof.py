@@ -125,7 +125,7 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     bias = getattr(layer, "bias", None)
     computed = layer.cpu_linear(
         probe, layer.weight, bias
-    )  # [P, out], including the vocabulary's padding
+    )  # [P, out]; out includes a vocabulary's padding
     missing = computed.shape[1] - len(weight)
     padded = _stacked([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
