@@ -39,6 +39,14 @@ def frame_of(error: BaseException, file: str | None = None) -> FrameSummary | No
     return own[-1] if own else None
 
 
+def location_of(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
+    """Return file and line of the frame of `frame_of`, or those that a syntax error names."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno or 1
+    frame = frame_of(error, file)
+    return frame and (frame.filename, frame.lineno or 1)
+
+
 def place_of(error: BaseException, module: str | None = None) -> str:
     """Return ` (file.py:line)` of the error, in the file of `module` if the traceback has it."""
     frame = frame_of(error, getattr(sys.modules.get(module or ""), "__file__", None))
