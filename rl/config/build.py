@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from envs.user_code import location_of
 from rl.config.annotations import converted
 from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
@@ -14,10 +14,10 @@ from rl.config.signatures import read
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """Return the node's callable with its options bound; its caller passes positional arguments.
+    """Return the node's callable with its options bound; the caller adds positional arguments.
 
-    Nested nodes are built first; a nested class becomes an instance. If a class has a method
-    `configure`, the method is called with its options right after the constructor.
+    Nested nodes are built first; a nested class becomes an instance. Options that the method
+    `configure` of a class declares are passed to it right after the constructor.
     """
     target = str(node["_target_"])
     known = read(target)
@@ -49,9 +49,12 @@ def _imported(name: str, target: str) -> ModuleType:
     try:
         return import_module(name)
     except Exception as error:  # a user's module may raise any exception
-        file, line = location_of(error) or (name, 0)
+        frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        if isinstance(error, SyntaxError):  # The traceback lacks a syntax error's location.
+            where = f"{error.filename}:{error.lineno}"
         raise ValueError(
-            f"{target} cannot be imported: {type(error).__name__}: {error} ({file}:{line})"
+            f"{target} cannot be imported: {type(error).__name__}: {error} ({where})"
         ) from error
 
 
