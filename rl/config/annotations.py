@@ -92,17 +92,15 @@ def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> An
 
     Raise InvalidValue if the value does not fit.
     """
-    return _convert_items(value, _kind_of(option), path, on_node)
+    text = ast.unparse(option.annotation) if option.annotation else "Any"
+    return _convert_items(value, _evaluate(text, option.module), path, on_node)
 
 
 def takes_only_int(option: Option) -> bool:
     """Return whether an option's annotation accepts integers and no other numbers."""
-    kind = repr(_kind_of(option))
+    text = ast.unparse(option.annotation) if option.annotation else "Any"
+    kind = repr(_evaluate(text, option.module))
     return "int" in kind and "float" not in kind
-
-
-def _kind_of(option: Option) -> Any:
-    return _evaluate(ast.unparse(option.annotation), option.module) if option.annotation else Any
 
 
 def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:

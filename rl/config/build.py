@@ -14,10 +14,10 @@ from rl.config.signatures import read
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """Return the node's callable with its options bound; the caller adds positional arguments.
+    """Return the node's callable with its options bound; its caller passes positional arguments.
 
-    Nested nodes are built first; a nested class becomes an instance. Options that the method
-    `configure` of a class declares are passed to it right after the constructor.
+    Nested nodes are built first; a nested class becomes an instance. If a class has a method
+    `configure`, the method is called with its options right after the constructor.
     """
     target = str(node["_target_"])
     known = read(target)
