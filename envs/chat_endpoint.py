@@ -39,15 +39,10 @@ class Answer(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatEndpoint:
-    """The address of a chat server, its model and the environment variable with the API key.
+    """The address of a chat server, its model and the environment variable with the API key."""
 
-    Attributes:
-        option: name of the option that sets `url`, such as client.url, for error messages.
-        raises: class of the exceptions that the methods raise.
-    """
-
-    option: ClassVar[str]
-    raises: ClassVar[type[Exception]]
+    option: ClassVar[str]  # name of the option that sets `url`, such as client.url, for messages
+    raises: ClassVar[type[Exception]]  # class of the exceptions that the methods raise
 
     url: str
     model: str

@@ -29,14 +29,10 @@ EVAL, TRAIN = "eval", "train"
 class Dataset:
     """Base class of all data sets. It selects columns and holds out the eval rows.
 
-    Attributes:
-        path: the file, file pattern or hub name of the rows.
-        prompt: name of the column with the prompt.
-        answer: name of the column with the answer (info["answer"] in rewards); None: no answer.
-        num_eval: maximum number of eval rows, or of held-out prompts if there is no eval split.
+    conf/env/composed.yaml explains the options.
     """
 
-    path: str
+    path: str  # the file, file pattern or hub name of the rows
     prompt: str
     answer: str | None
     num_eval: int
@@ -67,7 +63,8 @@ class Dataset:
             return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(most))}
         name = self.prompt
         prompts = [row[name] for row in train] if isinstance(train, list) else train[name]
-        keys = [_hash(prompt) for prompt in prompts]
+        texts = (json.dumps(prompt, sort_keys=True).encode() for prompt in prompts)
+        keys = [hashlib.sha256(text).digest() for text in texts]
         held_out = set(sorted(set(keys))[: self.num_eval])
         if len(set(keys)) == len(held_out):
             raise ValueError(
@@ -147,24 +144,14 @@ class Files(JsonLines):
 
 @dataclass(frozen=True, kw_only=True)
 class Hub(Dataset):
-    """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`.
+    """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`."""
 
-    Attributes:
-        config: name of a configuration (subset) of the data set; None: the only one.
-        split, eval_split: names of the training and eval splits, such as train or train[:90%].
-        revision: branch, tag or commit; None: the newest commit.
-    """
-
-    config: str | None
-    split: str
+    config: str | None  # name of a configuration (subset) of the data set; None: the only one
+    split: str  # name of the training split, such as train or train[:90%]
     eval_split: str | None
-    revision: str | None
+    revision: str | None  # branch, tag or commit; None: the newest commit
 
     def load(self) -> dict[str, Rows]:
         where = {"name": self.config, "revision": self.revision}
         names = [(TRAIN, self.split), (EVAL, self.eval_split)]
         return {split: load_rows(self.path, self.path, split=s, **where) for split, s in names if s}
-
-
-def _hash(prompt: Any) -> bytes:
-    return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).digest()

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from envs.episode import Example
 
@@ -21,11 +21,7 @@ class LazyExamples(Sequence[Example]):
         """Build and return the example at `index`, where 0 <= index < len(self)."""
         raise NotImplementedError
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self.example_at(i) for i in range(*index.indices(len(self)))]
         return self.example_at(range(len(self))[index])  # range() raises IndexError out of bounds
@@ -43,15 +39,10 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
     try:
         return datasets.load_dataset(path, **options)
     except Exception as error:  # `datasets`, the hub and the network raise many error types.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(
-            f"{source} cannot be loaded ({in_one_line(error)}): check its name and splits, and the "
-            "network"
+            f"{source} cannot be loaded ({reason}): check its name and splits, and the network"
         ) from error
-
-
-def in_one_line(error: Exception) -> str:
-    """Return an error's type and text in one line of at most 300 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,7 +4,7 @@ import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
-from traceback import FrameSummary, extract_tb
+from traceback import extract_tb
 
 ROOT = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -31,15 +31,20 @@ def is_library(file: str) -> bool:
     return path.is_relative_to(_STANDARD) or any(top.glob("*.dist-info"))
 
 
-def frame_of(error: BaseException, file: str | None = None) -> FrameSummary | None:
-    """Return the innermost frame in `file`, else in the user's code, else in any code."""
+def location_of(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
+    """Return file and line of an error: the innermost frame in `file`, else in the user's code.
+
+    A syntax error names its own file. If no frame is in the user's code, the last frame counts.
+    """
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+        return str(error.filename), error.lineno or 1
     frames = extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == file]
     own = inside or [frame for frame in frames if not is_library(frame.filename)] or frames
-    return own[-1] if own else None
+    return (own[-1].filename, own[-1].lineno or 1) if own else None
 
 
 def place_of(error: BaseException, module: str | None = None) -> str:
     """Return ` (file.py:line)` of the error, in the file of `module` if the traceback has it."""
-    frame = frame_of(error, getattr(sys.modules.get(module or ""), "__file__", None))
-    return f" ({Path(frame.filename).name}:{frame.lineno})" if frame else ""
+    found = location_of(error, getattr(sys.modules.get(module or ""), "__file__", None))
+    return f" ({Path(found[0]).name}:{found[1]})" if found else ""

@@ -4,7 +4,6 @@ load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option
 load("my_package.MyEnv", size=3)      a custom class with all its options
 """
 
-from difflib import get_close_matches
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -13,6 +12,7 @@ from omegaconf import OmegaConf
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.shipped import CONF
+from rl.config.signatures import did_you_mean
 
 # A model must be chosen, because wiki-search.yaml refers to the key model.describe_tools.
 MODEL = ("model=hf", "model.path=unknown")
@@ -50,9 +50,8 @@ def _env_node(name: str) -> dict[str, Any]:
     """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
-        close = get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(names)}"
-        raise ValueError(f"the environment {name!r} does not exist: {hint}")
+        hint = did_you_mean(name, names) or f": choose one of {', '.join(names)}"
+        raise ValueError(f"the environment {name!r} does not exist{hint}")
     with initialize_config_dir(str(CONF), version_base=None):
         chosen = compose("train", [f"env={name}", *MODEL]).env
     node = OmegaConf.to_container(chosen, resolve=True)

@@ -114,14 +114,10 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 def main() -> None:
     """Confine this process, then answer requests. The last program argument is JSON options."""
     options = json.loads(sys.argv[-1])
-    packages, fd = options["packages"], options["fd"]
+    packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)
     try:
-        confine(
-            memory_mb=options["memory_mb"],
-            packages=packages,
-            allow_without_landlock=options["allow_without_landlock"],
-        )
+        confine(**options["confine"])
     except OSError as error:
         send(answers, READY, str(error))
         return

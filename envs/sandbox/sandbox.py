@@ -5,15 +5,12 @@ r"""Runs the policy's Python code in a process that can only compute.
     await sandbox.run("x")                    '42\n'
     sandbox.close()                           the process is killed
 
-One process per episode keeps the variables between calls. The process cannot write a file, open a
-socket, start a process or a thread, signal or trace another process, or read files other than
-Python's library (confinement.py). If code exceeds a limit, its process ends and the policy gets an
-error message.
+One process per episode keeps the variables between calls. confinement.py limits what the process
+can do. If code exceeds a limit, its process ends and the policy gets an error message.
 
 The sandbox protects your machine against accidents and simple attacks of a policy. It does not stop
 exploits of the kernel or timing attacks. For code from untrusted people, run the rollouts in a
-virtual machine. Without Landlock (Linux 5.13 or newer, not switched off), the sandbox does not
-start, unless the configuration accepts that only Python's own hooks protect files.
+virtual machine.
 """
 
 import asyncio
@@ -43,17 +40,7 @@ ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of code in a sandbox.
-
-    Attributes:
-        cpu_seconds: processor time of one call.
-        call_timeout: maximum seconds of one call, waiting for a busy machine included.
-        memory_mb: address space of the process in MiB; Python itself needs about 30.
-        max_output_chars: maximum length of one answer; a longer answer loses its middle.
-        site_packages: whether code can import installed packages (sympy, numpy).
-        allow_without_landlock: whether code may run if Python's own hooks are the only protection
-            against reading files.
-    """
+    """The limits of code in a sandbox. conf/env/math-python.yaml explains the options."""
 
     cpu_seconds: int
     call_timeout: float
@@ -188,10 +175,12 @@ class Sandbox:
         options = {
             "fd": child_end.fileno(),
             "root": PROJECT,
-            "packages": sorted(paths) if limits.site_packages else [],
-            "memory_mb": limits.memory_mb,
             "max_output_chars": limits.max_output_chars,
-            "allow_without_landlock": limits.allow_without_landlock,
+            "confine": {
+                "packages": sorted(paths) if limits.site_packages else [],
+                "memory_mb": limits.memory_mb,
+                "allow_without_landlock": limits.allow_without_landlock,
+            },
         }
         # Start the process in this thread, because it ends with the thread that starts it.
         with child_end:

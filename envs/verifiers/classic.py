@@ -29,9 +29,7 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """The adapter for an environment that `load_environment` returns."""
 
-    max_concurrent: int | None = (
-        None  # The rollouts are coroutines, so the sampler's limit is enough.
-    )
+    max_concurrent: int | None = None  # The rollouts are coroutines: the sampler's limit is enough.
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _kept_signal_handlers():

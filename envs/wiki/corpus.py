@@ -10,7 +10,7 @@ the library `datasets` loads.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the corpus, with its answer.
-
-    Attributes:
-        level: 1: the question contains the page's title. 2: the page must be found by its content.
-            3: the answer needs two pages. 0: unknown.
-        path: (title, heading) of each section that an expert reads, in order; empty: unknown.
-        query: the expert's first search query; empty: the first title of `path`.
-    """
+    """A question about the corpus, with its answer. conf/env/wiki-search.yaml explains levels."""
 
     text: str
     answer: str
-    level: int = 0
-    path: tuple[tuple[str, str], ...] = field(default=())
-    query: str = ""
+    level: int = 0  # 0: unknown
+    # (title, heading) of each section that an expert reads, in order; empty: unknown
+    path: tuple[tuple[str, str], ...] = ()
+    query: str = ""  # the expert's first search query; empty: the first title of `path`
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:

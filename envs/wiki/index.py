@@ -80,11 +80,7 @@ def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
     """Return, for each turn of the policy, the share of the wanted pages that the turn found.
 
     A page counts only for the first turn whose search listed it. So all turns together get at most
-    1, and a repeated search gets 0.
-
-    Args:
-        messages: the conversation, from its first to its last turn.
-        wanted: ids of the pages to find; if empty, every turn earns 0.
+    1, and a repeated search gets 0. Without wanted pages, every turn gets 0.
     """
     found: list[float] = []
     missing = set(wanted)

@@ -30,16 +30,9 @@ def bundles_for(
 ) -> list[Bundle]:
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
-    Args:
-        demand: numbers of replicas, of GPUs per replica, and of ranks.
-        nodes: all GPUs and CPUs of each node, also those that other jobs have reserved.
-        on_gpus: whether vLLM and the ranks run on GPUs.
-        ranks_per_node: maximum number of ranks on a node; None: number of GPUs of the largest node.
-        cores_per_replica: logical CPUs per replica.
-        cores_per_rank: logical CPUs per rank.
-
-    Raises:
-        ValueError: the cluster is too small even if no other job uses it.
+    `nodes` has all GPUs and CPUs of each node, also those that other jobs have reserved.
+    conf/cluster/ray.yaml explains the last three options. Raise ValueError if the cluster is too
+    small even if no other job uses it.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)

@@ -33,11 +33,7 @@ class RayNode:
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
         """Change to the supervisor's working folder. Return what this node lacks, or "".
 
-        Args:
-            marker: path of a file in the run folder.
-            digest: SHA-256 hash of the marker's content as the supervisor reads it.
-            python: path of the supervisor's interpreter.
-            working_folder: path of the supervisor's working folder.
+        `digest` is the SHA-256 hash of `marker`, a file of the run, as the supervisor reads it.
         """
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not marker.exists() and time.monotonic() < deadline:

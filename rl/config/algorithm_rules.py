@@ -35,19 +35,14 @@ def groups_of_equal_rewards(config: Config, learned: Learned) -> Iterator[str]:
         )
 
 
-def loss_and_aggregation(config: Config, learned: Learned) -> Iterator[str]:
-    """Require an aggregation with equal weights of sequences if the loss sets PER_SEQUENCE."""
+def loss_and_text(config: Config, learned: Learned) -> Iterator[str]:
+    """Refuse a loss that cannot learn from the sampler's text or with the aggregation's weights."""
+    loss, sampler = config["loss"]["_target_"], config["sampler"]["_target_"]
     if learned.loss_weighs_sequences and not learned.aggregation_weighs_sequences:
         yield (
-            f"{config['loss']['_target_']} needs equal weights of all sequences, but "
-            f"{config['aggregation']['_target_']} weighs them unequally: use "
-            "aggregation=sequence_mean"
+            f"{loss} needs equal weights of all sequences, but {config['aggregation']['_target_']} "
+            "weighs them unequally: use aggregation=sequence_mean"
         )
-
-
-def loss_and_sampler(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a loss that cannot learn from the text that the sampler provides."""
-    loss, sampler = config["loss"]["_target_"], config["sampler"]["_target_"]
     imitates = is_imitator(sampler)
     if learned.is_supervised and not imitates:
         yield (
@@ -294,8 +289,7 @@ def batch_sources(config: Config, learned: Learned) -> Iterator[str]:
 
 ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     groups_of_equal_rewards,
-    loss_and_aggregation,
-    loss_and_sampler,
+    loss_and_text,
     changed_sampling,
     unused_or_missing_reference,
     each_reference,

@@ -37,10 +37,7 @@ def check(
     Check keys, types, targets and ranges; if all are valid, check combinations (rules.py). Check a
     configuration with schedules at the steps at which a schedule is smallest or largest.
 
-    Args:
-        config: the resolved configuration.
-        schema: the class whose fields are the top-level keys.
-        rules: function that yields a sentence for each invalid combination of values.
+    The fields of the class `schema` are the top-level keys.
     """
     with as_config_error():
         _refuse(list(_schedule_problems(config)))

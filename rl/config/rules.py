@@ -11,18 +11,21 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from rl.config.facts import fact, is_imitator
+from rl.config.facts import fact, is_imitator, spans_hosts
 from rl.config.initial import initial_problems
 from rl.config.limits import free_form_problems, value_of
-from rl.config.process_rules import debugging, devices, early_stop, time_limit
 from rl.config.resume_rules import leaves, run_folder_problems
+from rl.config.schema import seconds_of
 from rl.config.transport import transport_problems
+from rl.runtime.stop_when import StopWhen
 
 Config = Mapping[str, Any]
 
 OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "zero3_offload"}
-_PASSWORD = re.compile(r"^\s*[a-z][a-z0-9+.-]*://[^/?#\s]*@", re.IGNORECASE)
-_KEY_PARAMETER = re.compile(r"^\s*\w+://.*[?&][^=&]*(key|token|secret|passw)[^=&]*=", re.IGNORECASE)
+_SECRET = re.compile(  # scheme://user:password@host or scheme://host?key=value
+    r"\s*[a-z][a-z0-9+.-]*://([^/?#\s]*@|.*[?&][^=&]*(key|token|secret|passw)[^=&]*=)",
+    re.IGNORECASE,
+)
 # The usual form of the name of an environment variable that holds a key.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
@@ -37,11 +40,10 @@ def secret_problems(config: Config) -> Iterator[str]:
     for path, value in leaves(config):
         if not isinstance(value, str):
             continue
-        form = "a password (scheme://user:password@host)" if _PASSWORD.match(value) else ""
-        if form := form or ("a key (...?key=value)" if _KEY_PARAMETER.match(value) else ""):
+        if _SECRET.match(value):
             yield (
-                f"{path} contains {form}, which would be written to config.yaml: remove it, and "
-                "name an environment variable that contains the key in an option api_key_variable"
+                f"{path} contains a password or key, which would be written to config.yaml: remove "
+                "it, and name an environment variable that contains it in an api_key_variable"
             )
         named = path.endswith("_variable")
         if named and value not in os.environ and not _VARIABLE.fullmatch(value):
@@ -124,8 +126,13 @@ def lengths(config: Config) -> Iterator[str]:
         yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise model.max_seq_len"
 
 
-def optimizer_and_sharding(config: Config) -> Iterator[str]:
-    """Refuse Muon under ZeRO stage 1 and above, where matrices are flattened and split."""
+def zero_stage(config: Config) -> Iterator[str]:
+    """Check that the optimizer, offloading and compilation work in the ZeRO stage.
+
+    From stage 1 on, an optimizer gets flattened pieces of matrices. Below stage 3, DeepSpeed sums
+    offloaded gradients in bfloat16, and skips all steps after a NaN. Stage 3 gathers weights
+    inside compiled layers.
+    """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
         optimizer = value_of(config, f"{key}._target_")
@@ -134,14 +141,6 @@ def optimizer_and_sharding(config: Config) -> Iterator[str]:
                 f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
                 f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
             )
-
-
-def offload(config: Config) -> Iterator[str]:
-    """Refuse offloading to host memory without ZeRO stage 3.
-
-    Otherwise DeepSpeed sums offloaded gradients in bfloat16, and skips all steps after a NaN.
-    """
-    stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, choice in OFFLOADS.items():
         path = f"deepspeed.zero_optimization.{key}.device"
         device = value_of(config, path)
@@ -150,11 +149,6 @@ def offload(config: Config) -> Iterator[str]:
                 f"{path}={device} under ZeRO stage {stage} loses gradients or is ignored: use "
                 f"deepspeed={choice}"
             )
-
-
-def compilation(config: Config) -> Iterator[str]:
-    """Refuse torch.compile under ZeRO stage 3, which gathers weights inside compiled layers."""
-    stage = value_of(config, "deepspeed.zero_optimization.stage")
     if stage == 3 and value_of(config, "trainer.compile"):
         yield (
             "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
@@ -177,6 +171,52 @@ def rollout_timeout(config: Config) -> Iterator[str]:
                 f"{path}.rollout_timeout={own} exceeds sampler.rollout_timeout={episode}, the "
                 "limit for every environment: raise sampler.rollout_timeout"
             )
+
+
+def devices(config: Config) -> Iterator[str]:
+    """Refuse names of this machine's GPUs in a run that starts processes on other hosts."""
+    for key in ("inference.devices", "trainer.devices"):
+        names = value_of(config, key)
+        if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
+            yield (
+                f"{key}={names} names GPUs of this machine, but {config['cluster']['_target_']} "
+                f"uses other machines, too: set {key}=null, and on each CUDA_VISIBLE_DEVICES"
+            )
+
+
+def time_limit(config: Config) -> Iterator[str]:
+    """Check that max_time is a valid duration."""
+    try:
+        if (max_time := config.get("max_time")) is not None:
+            seconds_of(max_time)
+    except ValueError as error:
+        yield f"max_time={error}, or null"
+
+
+def debugging(config: Config) -> Iterator[str]:
+    """Require one rank on this machine for trainer.debug, as only one can read the terminal."""
+    if not config["trainer"]["debug"]:
+        return
+    if (ranks := config["trainer"]["ranks"]) not in (None, 1):
+        yield (
+            f"trainer.debug=true runs one rank in this terminal, but trainer.ranks={ranks}: set "
+            "trainer.ranks=1"
+        )
+    if spans_hosts(config["cluster"]):
+        yield "trainer.debug=true needs a trainer on this machine: use cluster=local"
+
+
+def early_stop(config: Config) -> Iterator[str]:
+    """Check that stop_when is a condition, and that the run records its metric."""
+    if config["stop_when"] is None:
+        return
+    try:
+        metric = StopWhen.of(config["stop_when"]).metric
+    except ValueError as error:
+        yield f"stop_when={error}"
+        return
+    if metric.startswith("eval/") and not fact(config["evaluation"]["_target_"], "evaluates", True):
+        yield f"stop_when reads {metric}, but the run has no evaluation: use evaluation=default"
 
 
 def rewards(config: Config) -> Iterator[str]:
@@ -248,9 +288,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     lengths,
     client_and_evaluation,
     strategy,
-    optimizer_and_sharding,
-    offload,
-    compilation,
+    zero_stage,
     rollout_timeout,
     devices,
     time_limit,

@@ -21,7 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from envs.loading import cache_folder
@@ -29,7 +28,7 @@ from rl.config.check import check_learned
 from rl.config.learned import Learned
 from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run
-from rl.runtime.child import python_module
+from rl.runtime.child import last_lines, python_module
 from rl.runtime.files import write_whole
 
 _INPUT_KEYS = (
@@ -38,7 +37,6 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-_LAST_LINES = 5
 LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
 Answer = Mapping[str, Any]
 _ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
@@ -70,12 +68,7 @@ class DryCall:
                 )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
@@ -125,10 +118,9 @@ class DryCall:
         try:
             reply = json.loads(self._path("answer").read_text())
         except (OSError, ValueError):
-            lines = self._path("log").read_text(errors="replace").strip().splitlines()
-            end = "\n  ".join(lines[-_LAST_LINES:])
+            end = last_lines(self._path("log"), 5)
             raise ConfigError(
-                [f"the dry call of the components ended with status {status}:\n  {end}"]
+                [f"the dry call of the components ended with status {status}:\n{end}"]
             ) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.user_code import frame_of
+from envs.user_code import location_of
 
 
 class BadResult(ValueError):
@@ -73,13 +73,9 @@ def defined_at(made: Any) -> tuple[str, int] | None:
 
 def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
     """Return the file and the line of the last frame of user code in a traceback."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return error.filename, error.lineno or 1
     own = defined_at(made)
-    frame = frame_of(error, own and own[0])
-    if frame is None or Path(frame.filename).is_relative_to(Path(__file__).parent):
-        return own
-    return frame.filename, frame.lineno or 1
+    found = location_of(error, own and own[0])
+    return found if found and not Path(found[0]).is_relative_to(Path(__file__).parent) else own
 
 
 def _location(found: tuple[str, int] | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from losses.tokens import TokenLoss, Tokens
 from rl.dry_call.report import BadResult, Report, unwrapped
@@ -49,17 +50,10 @@ class RecordingTensor(Tensor):
         name = getattr(func, "__name__", "")
         is_shape = isinstance(result, torch.Size | torch.dtype | torch.device | bool | int)
         if not is_shape and not name.endswith("_like") and not name.startswith("new_"):
-            for value in _flat([*args, *(kwargs or {}).values()]):
+            for value in tree_leaves((args, kwargs)):
                 if isinstance(value, RecordingTensor):
                     value.used.add(value.field)
         return result
-
-
-def _flat(values: list[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for value in values:
-        flat += _flat(list(value)) if isinstance(value, list | tuple) else [value]
-    return flat
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:

@@ -7,17 +7,14 @@ a key on the command line would be visible to all users of the machine.
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 GUARD = "rl.inference.key_guard.KeyGuard"
 KEY_FILE = "OFFBYONE_KEY_FILE"
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Call = Callable[..., Awaitable[Any]]
 
 _REFUSED = b"the request has no key or a wrong key: send `Authorization: Bearer <key of the run>`"
 
@@ -25,11 +22,11 @@ _REFUSED = b"the request has no key or a wrong key: send `Authorization: Bearer 
 class KeyGuard:
     """The ASGI middleware that rejects requests without the run's key."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Call) -> None:
         self._app = app
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Call, send: Call) -> None:
         """Pass requests that have the key to vLLM. Answer all other requests with status 401."""
         given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
         # The duration of compare_digest does not depend on how many characters are correct.

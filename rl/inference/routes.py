@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
+_CACHE_COUNTERS = ("queries", "hits")
 _MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
 
 
@@ -173,32 +173,20 @@ def healthy(replica: Replica) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class PrefixCache:
-    """The counters of vLLM's prefix cache since vLLM's start."""
+def prefix_cache(replica: Replica) -> tuple[float, float] | None:
+    """Return vLLM's numbers of prompt tokens in total, and found in its prefix cache.
 
-    num_queries: float = 0.0  # prompt tokens
-    num_hits: float = 0.0  # prompt tokens found in the cache
-
-    def share_since(self, before: "PrefixCache | None") -> float:
-        """Return the share of prompt tokens found in the cache since `before` was read."""
-        before = before or PrefixCache()
-        num_queries = self.num_queries - before.num_queries
-        return (self.num_hits - before.num_hits) / num_queries if num_queries else 0.0
-
-
-def prefix_cache(replica: Replica) -> PrefixCache | None:
-    """Return the counters of vLLM's prefix cache; None if vLLM does not answer."""
+    Return None if vLLM does not answer.
+    """
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").text
     except httpx.HTTPError:
         return None
-    counts = {}
-    for what in ("queries", "hits"):
-        found = re.findall(rf"^vllm:prefix_cache_{what}_total\S* (\S+)$", text, re.MULTILINE)
-        counts[what] = sum(map(float, found))  # vLLM reports one counter per engine
-    return PrefixCache(counts["queries"], counts["hits"])
+    found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
+    # vLLM reports one counter per engine.
+    queries, hits = (sum(float(n) for name, n in found if name == what) for what in _CACHE_COUNTERS)
+    return queries, hits
 
 
 def wait_until_healthy(
@@ -206,10 +194,7 @@ def wait_until_healthy(
 ) -> None:
     """Block until vLLM answers its health route, at most `timeout` seconds.
 
-    Args:
-        replica: the vLLM to wait for.
-        timeout: most seconds to wait (inference.startup_timeout).
-        check: function called after each attempt that fails; it raises if vLLM has ended.
+    `check` is called after each attempt that fails. It raises if vLLM has ended.
     """
     deadline = time.monotonic() + timeout
     while not healthy(replica):

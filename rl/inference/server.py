@@ -160,12 +160,7 @@ def vllm_process(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment variables of a vLLM that serves a run's model.
 
-    Args:
-        server: the settings of vLLM.
-        run_folder: the folder with the model, the key and the temporary files.
-        replica: the name and the address of the vLLM.
-        policy: the properties of the policy that vLLM needs.
-        place: environment variables that set vLLM's GPUs and threads; None for the whole machine.
+    `place`: environment variables that set vLLM's GPUs and threads; None for the whole machine.
     """
     model = run_folder.model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):

@@ -90,10 +90,10 @@ def gpu_excess(
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
             if share * taken > limit:
-                terms = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
+                sums = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
-                    f"{gib(taken)} GiB: {terms}"
+                    f"{gib(taken)} GiB: {sums}"
                 )
 
 
@@ -149,9 +149,13 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
 
 def arithmetic(name: str, need: Bytes) -> str:
     """Return a memory sum as text: `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
-    terms = sorted(need.items(), key=lambda item: -item[1])
-    shown = " + ".join(f"{key} {gib(value)}" for key, value in terms if value >= 0.05 * GIB)
-    return f"{name} {gib(sum(need.values()))} = {shown}"
+    return f"{name} {gib(sum(need.values()))} = {' + '.join(terms(need))}"
+
+
+def terms(need: Bytes) -> list[str]:
+    """Return purpose and GiB of each amount of at least 0.05 GiB, the largest first."""
+    largest_first = sorted(need.items(), key=lambda item: -item[1])
+    return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]
 
 
 def gib(value: float) -> str:

