@@ -1,8 +1,8 @@
 """Alternative scores: assumptions about unscored rollouts and lost runs.
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
-fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
-difference is significant under each assumption about the missing scores.
+fails. Leaving them out can therefore favour an arm. So a decision about an arm must be the
+same under each assumption about the missing scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

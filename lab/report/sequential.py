@@ -55,6 +55,7 @@ class State:
     error: float = ERROR  # alpha
     decision: str = OPEN
     spread: Spread | None = None  # None before the first look
+    p_value: float = nan  # known only if the decision is made once (comparison.py)
 
     @property
     def seeds_needed(self) -> float | None:

@@ -15,7 +15,7 @@ the estimate are therefore scaled to the variance
 
 (two-way clustering: Cameron, Gelbach, Miller 2011). They are also multiplied by t / z for the
 degrees of freedom of V (Satterthwaite 1946). Seeds are not resampled if an arm has fewer than
-FEWEST_SEEDS. Its interval then lacks the variance between seeds, so the decision is UNCLEAR.
+FEWEST_SEEDS. Its interval then lacks the variance between seeds, so the decision is OPEN.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ NUM_DRAWS = 10_000
 LEVEL = 0.95  # confidence level of every interval
 ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
 FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
-BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
-EQUAL, OPEN = "equal", "open"  # decisions of lab/report/sequential.py
+BETTER, WORSE, OPEN, BASELINE = "better", "worse", "open", "baseline"
+EQUAL = "equal"  # a decision of lab/report/sequential.py
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,6 @@ class Interval:
     def __abs__(self) -> "Interval":
         """Return the interval with its sign changed if the estimate is negative."""
         return self if self.value >= 0 else Interval(-self.value, -self.high, -self.low)
-
-    def excludes(self, value: float) -> bool:
-        """Return True if the interval does not contain `value`, False if its ends are unknown."""
-        return bool(self.low > value or self.high < value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,10 +253,10 @@ def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def decide(difference: Interval, adjusted_p: float, *, has_enough_seeds: bool) -> str:
-    """Return BETTER or WORSE if the interval excludes 0 and p is below ERROR, else UNCLEAR."""
-    if not has_enough_seeds or not adjusted_p < ERROR or not difference.excludes(0.0):
-        return UNCLEAR
+def decide(difference: Interval, adjusted_p: float) -> str:
+    """Return BETTER or WORSE if p is below ERROR and a known interval excludes 0, else OPEN."""
+    if not adjusted_p < ERROR or difference.low <= 0 <= difference.high:
+        return OPEN
     return BETTER if difference.value > 0 else WORSE
 
 
