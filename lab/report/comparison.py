@@ -111,23 +111,16 @@ def compare(
     `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
     or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
     `smallest_effect`, decisions are as if sought after every seed (sequential.py).
-
-    Raises:
-        NothingToCompare: no run has finished, or the baseline has no score.
-        NoBaseline: no arm has this name, or no run of that arm has finished.
+    Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
     if not any(scored.arm is control for scored in scoring.arms):
+        lacks = "neither an evaluation nor a training reward"
         if scoring.no_evaluation:
-            raise NothingToCompare(
-                f"{control.name} has no training reward, and {scoring.no_evaluation}: choose "
-                "another baseline"
-            )
-        raise NothingToCompare(
-            f"{control.name} has neither an evaluation nor a training reward: choose another "
-            "baseline, or run with evaluation=default"
-        )
+            lacks = f"no training reward, and {scoring.no_evaluation}"
+        remedy = "" if scoring.no_evaluation else ", or run with evaluation=default"
+        raise NothingToCompare(f"{control.name} has {lacks}: choose another baseline{remedy}")
     num_unscored = len(arms) - len(scoring.arms)
     results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
@@ -242,12 +235,11 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         )
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(
-            counting,
-            key=lambda arm: max(
-                (bool(run.evaluations), run.training_reward is not None) for run in arm.finished
-            ),
-        )
+        known = [
+            max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
+            for arm in counting
+        ]
+        return counting[known.index(max(known))]
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)

@@ -1,5 +1,6 @@
 """The conclusion of a comparison in one or two sentences, and what its numbers rest on."""
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -51,17 +52,13 @@ def _are(results: Sequence[ArmResult]) -> str:
 
 
 def ended_early(comparison: Comparison) -> str:
-    """Return how many runs of each arm ended early and were not repeated, "" if there are none."""
-    early = [(arm.name, len(arm.ended_early), len(arm.runs)) for arm in comparison.arms]
-    early = sorted((one for one in early if one[1]), key=lambda one: -one[1])
+    """Return how many runs ended early and were not repeated, "" if there are none."""
+    early = [arm.name for arm in comparison.arms for _ in arm.ended_early]
     if not early:
         return ""
-    texts = [f"{name} {number} of {total} runs" for name, number, total in early]
-    text = f"Ended early: {', '.join(texts)}."
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    number = sum(number for _, number, _ in early)
-    return f"Ended early: {number} runs of {len(early)} arms, most of {texts[0]}."
+    name, number = Counter(early).most_common(1)[0]
+    most = "" if number == len(early) else "most "
+    return f"Ended early: {len(early)} of {len(comparison.runs)} runs, {most}of {name}."
 
 
 def basis(comparison: Comparison) -> str:
@@ -92,18 +89,14 @@ def what_is_visible(comparison: Comparison) -> str:
         texts.append(f"The smallest visible difference is {size}.")
     needing = [result for result in known if result.seeds_needed is not None]
     if needing:
-        texts.append(_needed(needing, comparison.smallest_effect))
+        result = min(needing, key=lambda result: result.seeds_needed or inf)
+        number, effect = result.seeds_needed or inf, comparison.smallest_effect
+        seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
+        needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
+        observed = f"the observed {result.difference.value:+.3g}"
+        observed = f"0 or {effect:g}" if abs(result.difference.value) < effect else observed
+        texts.append(f"If {result.arm.name} truly differs by {observed}, that needs {needs}.")
     return " ".join(texts)
-
-
-def _needed(results: Sequence[ArmResult], effect: float) -> str:
-    """Return how many seeds decide about the arm that needs the fewest."""
-    result = min(results, key=lambda result: result.seeds_needed or inf)
-    number, observed = result.seeds_needed or inf, f"the observed {result.difference.value:+.3g}"
-    seeds = f"more than {MOST_SEEDS:,}" if number > MOST_SEEDS else f"about {number:.0f}"
-    needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
-    observed = f"0 or {effect:g}" if abs(result.difference.value) < effect else observed
-    return f"If {result.arm.name} truly differs by {observed}, that needs {needs}."
 
 
 def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:

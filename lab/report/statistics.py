@@ -3,19 +3,15 @@
     y[s, q]   mean reward of seed s of one arm on held-out question q        [S, Q]
     score     mean of y;  difference = score(arm) - score(baseline), paired in q
 
-Intervals are percentiles of a two-way bootstrap: seeds are drawn within each arm; questions are
-drawn once for all arms, separately per environment. The variance of these draws is biased in two
-ways. The noise of single rollouts is counted up to three times (Owen 2007, "The pigeonhole
-bootstrap"), and n seeds drawn from n vary less than n new seeds. The deviations of the draws from
-the estimate are therefore scaled to the variance
+Intervals are percentiles of a two-way bootstrap (Owen 2007, "The pigeonhole bootstrap"). The draws
+are scaled to the variance V (Cameron, Gelbach, Miller 2011) and by t / z (Satterthwaite 1946):
 
     V = sum_a A_a + C - sum_a R_a     A  between the seeds of an arm: var_s(mean_q y) / S
                                       C  between questions: var_q(mean_s y, or its difference) / Q
                                       R  noise that is in both: var(residual) / (S Q)
 
-(two-way clustering: Cameron, Gelbach, Miller 2011). They are also multiplied by t / z for the
-degrees of freedom of V (Satterthwaite 1946). Seeds are not resampled if an arm has fewer than
-FEWEST_SEEDS. Its interval then lacks the variance between seeds, so the decision is OPEN.
+docs/report.md explains why. Seeds are not resampled if an arm has fewer than FEWEST_SEEDS. Its
+interval then lacks the variance between seeds, so the decision is OPEN.
 """
 
 from collections.abc import Sequence

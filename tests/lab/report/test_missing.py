@@ -144,7 +144,7 @@ def test_runs_that_ended_early_do_not_make_an_equal_arm_better_or_worse(ended, s
     cispo = result(claimed, "cispo")
     assert cispo.undecided_if.startswith("lost runs get ")
     assert cispo.decision == "open"
-    assert conclusion(claimed).endswith("Ended early: cispo 3 of 10 runs.")
+    assert conclusion(claimed).endswith("Ended early: 3 of 20 runs, of cispo.")
 
 
 def test_a_large_difference_is_decided_although_a_run_ended_early():
@@ -161,7 +161,7 @@ def test_runs_that_ended_early_count_by_their_last_training_reward():
         early = run(rewards=[last] * 3 if last else (), seed=3, cause="stopped after step 3 of 20")
         comparison = compare([grpo, replace(cispo, runs=(*cispo.runs, early))])
         assert result(comparison, "cispo").decision == decision
-        assert ended_early(comparison) == "Ended early: cispo 1 of 4 runs."
+        assert ended_early(comparison) == "Ended early: 1 of 8 runs, of cispo."
 
 
 def test_examples_that_were_chosen_by_rewards_are_named_beside_training_rewards():
@@ -196,7 +196,7 @@ def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
     names = [f"a_long_name_of_an_arm_{index}" for index in range(6)]
     arms = [with_early_ends(arm(name, spread_scores(1)), range(i)) for i, name in enumerate(names)]
     text = ended_early(compare(arms))
-    assert text == f"Ended early: 15 runs of 5 arms, most of {names[5]} 5 of 10 runs."
+    assert text == f"Ended early: 15 of 60 runs, most of {names[5]}."
 
 
 def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
