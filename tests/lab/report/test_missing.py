@@ -26,13 +26,13 @@ def answers(rng, right, num_seeds=8, lost=None):
     return np.where(gone, None, y).tolist()
 
 
-def two_arms(cispo, grpo):
+def two_arms(cispo, grpo, **options):
     """Return the comparison of cispo with grpo, given rewards by seed, question and rollout."""
     arms = [
         Arm(name, name, tuple(run(one, name=f"{name}-{s}", seed=s) for s, one in enumerate(y)))
         for name, y in (("grpo", grpo), ("cispo", cispo))
     ]
-    return compare(arms)
+    return compare(arms, **options)
 
 
 @pytest.mark.parametrize(("lost", "counted"), [(0.0, "lowest"), (1.0, "highest")])
@@ -48,6 +48,15 @@ def test_unscored_rollouts_do_not_make_an_equal_arm_better_or_worse(lost, counte
     assert f"left out: cispo {cispo.num_unscored} of 1280." in notes
     assert "No decision about cispo, because it would not hold if unscored" in notes
     assert (cispo.seeds_needed, what_is_visible(comparison)) == (None, "")  # seeds do not help
+
+
+def test_a_sequential_decision_must_hold_under_each_assumption_too():
+    rng = np.random.default_rng(0)
+    rewards = answers(rng, 0.5, lost=0), answers(rng, 0.5)
+    comparison = two_arms(*rewards, smallest_effect=0.05)
+    cispo = result(comparison, "cispo")
+    assert (cispo.decision, cispo.difference.low > 0) == ("open", True)
+    assert "because it would not hold if unscored rollouts get the" in comparison.notes[-1]
 
 
 def test_a_difference_larger_than_the_unscored_rollouts_allow_is_still_decided():
