@@ -26,7 +26,7 @@ from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.evaluations import Evaluation, Question
 from lab.report.run import Run
-from lab.report.statistics import ERROR, UNCLEAR, p_value, spread_of
+from lab.report.statistics import ERROR, OPEN, p_value, spread_of
 
 NUM_QUESTIONS, NUM_ROLLOUTS, SEED_SPREAD = 16, 6, 0.05
 NUM_DRAWS = 500  # a report has more, for more exact intervals
@@ -145,7 +145,7 @@ def judged(case: str, number: int) -> tuple[bool, bool]:
     for arms in CASES[case](world):
         comparison = compare(arms, num_draws=NUM_DRAWS)
         (other,) = comparison.others
-        called |= other.decision != UNCLEAR
+        called |= other.decision != OPEN
         if len(other.runs) > other.scored_seeds:
             runs = [[replace(run, seed=None) for run in arm.runs] for arm in arms]
             arms = [replace(arm, runs=tuple(own)) for arm, own in zip(arms, runs, strict=True)]
@@ -153,7 +153,7 @@ def judged(case: str, number: int) -> tuple[bool, bool]:
             (other,) = comparison.others
         # Do not divide other.p_value by the looks factor, because other.p_value is at most 1.
         p = p_value(other.difference.value, spread_of(other.scores, comparison.baseline.scores))
-        careless |= p < ERROR and other.difference.excludes(0.0)
+        careless |= p < ERROR and (other.difference.low > 0 or other.difference.high < 0)
         if called:
             break
     return called, careless

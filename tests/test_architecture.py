@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.evaluation envs",
     "lab.sweeps": "rl.config rl.runtime rl.terminal lab.report",
-    "lab.cli": "rl.config rl.dry_call rl.runtime lab.sweeps",
+    "lab.cli": "rl.config rl.dry_call rl.runtime lab.report lab.sweeps",
     "envs": "",
     "losses": "",
     "offbyone": "envs rl.config lab.python_api",

@@ -92,15 +92,6 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
         return resolved(config)
 
 
-def _choices(chosen: Any) -> dict[str, str]:
-    """Return config group -> chosen file, from the `hydra` node of a configuration."""
-    return {
-        group: choice
-        for group, choice in chosen.runtime.choices.items()
-        if choice is not None and not group.startswith("hydra/")
-    }
-
-
 @contextmanager
 def as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Make `${hydra:...}` refer to `config` while the block runs."""
@@ -150,10 +141,11 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
                 config.update(changes)
+            choices = {k: v for k, v in chosen.runtime.choices.items() if v is not None}
             job = Job(
                 config=resolved(config),
                 overrides=list(chosen.overrides.task),
-                choices=_choices(chosen),
+                choices={k: v for k, v in choices.items() if not k.startswith("hydra/")},
                 command=command,
             )
             return function(job)
@@ -250,10 +242,7 @@ def own_folder(arguments: list[str]) -> list[str]:
 def run_program(
     function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
 ) -> None:
-    """Call a function with the configuration that the command line composes.
-
-    `primary` and `added`: see `explain_hydra_error`.
-    """
+    """Call a function with the configuration that the command line composes; see `launch`."""
     composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
     launch(composing(task(function)), primary, added)
 

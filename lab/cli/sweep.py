@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, composed, exit_with
 from lab.sweeps.job import is_done
-from lab.sweeps.overview import printing_changes, start_message, unfinished_message
+from lab.sweeps.overview import print_unfinished, printing_changes, start_message
 from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
@@ -38,6 +39,7 @@ from rl.runtime.sweep_folder import (
     WAITING,
     SweepFolder,
     identity,
+    sweep_of_this_process,
 )
 from rl.runtime.text import key_of, relative_path, say
 
@@ -50,7 +52,6 @@ _UNFAIR = (
     "harder examples and its training reward says little: add evaluation=default"
 )
 Settings = dict[str, Any]
-_OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~")
 
 
 class SweepCheck(Callback):
@@ -60,15 +61,16 @@ class SweepCheck(Callback):
         """Check all jobs. If problems exist, print each with the number of its jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
-        alike: dict[tuple[str, ...], list[list[str]]] = {}  # overrides without the seed -> jobs
+        alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
         for job in jobs:
-            alike.setdefault(tuple(o for o in job if not _SEED.fullmatch(o)), []).append(job)
-        where: dict[str, list[str]] = {}
+            alike[tuple(o for o in job if not _SEED.fullmatch(o))].append(job)
+        where: dict[str, list[str]] = defaultdict(list)  # problem -> jobs
         checked: list[tuple[list[list[str]], Settings]] = []
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
             problems, settings = _problems_of(config, first, before.get(identity(first)))
-            _add_problems(where, problems, same)
+            for problem in problems:
+                where[problem] += map(" ".join, same)
             checked += [(same, settings)] if settings else []
         is_unfair = False
         with DryCall([settings for _, settings in checked]) as dry_call:
@@ -77,7 +79,8 @@ class SweepCheck(Callback):
                     evaluates = not settings["evaluation"]["_target_"].endswith(".NoEvaluation")
                     is_unfair |= dry_call.learned(number).selects_examples and not evaluates
                 except ConfigError as error:
-                    _add_problems(where, error.problems, same)
+                    for problem in error.problems:
+                        where[problem] += map(" ".join, same)
         if where:
             problems = [
                 f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
@@ -85,14 +88,7 @@ class SweepCheck(Callback):
             ]
             exit_with("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
         if is_unfair and len(alike) > 1:
-            _print_text(_UNFAIR)
-
-
-def _add_problems(
-    where: dict[str, list[str]], problems: Sequence[str], same: Sequence[list[str]]
-) -> None:
-    for problem in problems:
-        where.setdefault(problem, []).extend(" ".join(job) for job in same)
+            say(_UNFAIR)
 
 
 def _problems_of(
@@ -183,7 +179,10 @@ def use_until(config: DictConfig) -> None:
 
 
 class SweepStart(Callback):
-    """A Hydra callback that creates or reopens a sweep's folder and reports on parallel jobs."""
+    """A Hydra callback that creates or reopens a sweep's folder and reports on its jobs.
+
+    The report is made from the job records, so an interrupted sweep also gets a report.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Lock the sweep's folder, record its jobs and print the command that resumes it."""
@@ -218,18 +217,24 @@ class SweepStart(Callback):
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
-        _print_text(start_message(sweep, again))
+        say(start_message(sweep, again))
         # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so call it at exit.
         atexit.register(self.on_multirun_end, config)
-        _RESOURCES.callback(lambda: _print_text(unfinished_message(sweep, again)))
+        _RESOURCES.callback(print_unfinished, sweep, again)
         if slots:
             _prepare_for_parallel_jobs(slots)
             _RESOURCES.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Unlock the sweep's folder and print how many jobs are unfinished."""
+        """Unlock the sweep's folder, print how many jobs are unfinished, and write the report."""
         atexit.unregister(self.on_multirun_end)
         _RESOURCES.close()
+        if (sweep := sweep_of_this_process()) is None:
+            return  # the sweep never started, but Hydra 1.4 still calls every callback
+        del os.environ[SWEEP_VARIABLE]
+        from lab.report.command import report  # imported here, because every run imports this file
+
+        report([sweep.path], sweep.path / "report.html")
 
 
 def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
@@ -257,10 +262,7 @@ def question_of(config: DictConfig) -> str | None:
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
     """Return the command line of a sweep with its folder added, so that it resumes the sweep."""
     line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
-    # Inserted after the last override, because Hydra's parser expects all overrides together.
-    places = [i for i, item in enumerate(line) if _OVERRIDE.match(item)]
-    line.insert(places[-1] + 1 if places else len(line), f"{_DIR}{relative_path(folder)}")
-    return shlex.join(line)
+    return shlex.join([*line, f"{_DIR}{relative_path(folder)}"])
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
@@ -272,8 +274,3 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
-
-
-def _print_text(text: str) -> None:
-    if text:
-        say(text)

@@ -38,6 +38,7 @@ from rl.dry_call.learn import completed
 from rl.learner.objective import Objective
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_overrides, read_record
+from rl.runtime.text import key_of
 
 CHANGEABLE = ("loss", "correction", "kl", "aggregation", "advantage")
 RECORDED = "as recorded"
@@ -68,11 +69,8 @@ class Arm:
                     f"run's {self.base.advantage['_target_']}"
                 )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
-            if (
-                "estimator" in self.base.critic
-                or is_penalised
-                or self.base.reward["normalise_each"]
-            ):
+            is_normalised = self.base.reward["normalise_each"]
+            if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
                     f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
                     "normalised rewards, so a new advantage cannot be computed from the rewards"
@@ -158,19 +156,15 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
     home = Path(str(record.get("started_in", ".")))
     own = [home / flags.config_dir] if flags.config_dir else []
-    own += [
-        path for path in dict.fromkeys((home / "conf", Path("conf").resolve())) if path.is_dir()
-    ]
+    homes = dict.fromkeys((home / "conf", Path("conf").resolve()))
+    own += [path for path in homes if path.is_dir()]
     for path in (str(home), str(Path.cwd())):
         if path not in sys.path:
             sys.path.append(path)  # the user's modules
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
     keys = {word.partition("=")[0].split("@")[0] for word in words}
-    kept = [
-        word
-        for word in read_overrides(folder)
-        if not keys & {word.lstrip("+~").partition("=")[0].split("@")[0].split(".")[0]}
-    ]
+    before = read_overrides(folder)
+    kept = [word for word in before if key_of(word).split("@")[0].split(".")[0] not in keys]
     primary = own[0] if flags.config_name and own else CONF
     try:
         with initialize_config_dir(str(primary), version_base=None):

@@ -39,11 +39,6 @@ class RecordedBatch:
     num_untrained: int  # recorded rows that no trainer rank trained
 
     @property
-    def ratios(self) -> Tensor:
-        """The ratio pi / anchor [N] of each token."""
-        return ratio_to(self.tokens.anchor, self.tokens.logprobs)
-
-    @property
     def rollout_ids(self) -> list[str]:
         """The rollout id of each row [S]."""
         return [row.id for row in self.rows]
@@ -137,7 +132,7 @@ def token_table(
             "turn": tokens.turns,
             "at": tokens.positions,
             "stale": tokens.staleness,
-            "ratio": batch.ratios,
+            "ratio": ratio_to(tokens.anchor, tokens.logprobs),
             "advantage": tokens.advantages,
         }
         part = DataFrame({name: values.numpy() for name, values in columns.items()})

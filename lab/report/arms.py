@@ -42,16 +42,16 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
     """Group the runs into arms, in the order in which the arms first appear."""
     groups: list[list[Run]] = []
     for run in runs:
-        group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), None)
-        if group is None:
-            groups.append([run])
-        else:
-            group.append(run)
+        group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), [])
+        groups += [] if group else [group]
+        group.append(run)
     firsts = [group[0] for group in groups]
     items = _distinguishing(firsts)
     full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
     choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
-    short = [_cut(name or label) for name, label in zip(_names(choices), full, strict=True)]
+    short = [name or label for name, label in zip(_names(choices), full, strict=True)]
+    cut = _MOST_CHARACTERS // 2  # long names lose their middle
+    short = [one if len(one) <= 2 * cut else f"{one[:cut]}…{one[1 - cut :]}" for one in short]
     parts = zip(_unique(full), _unique(short), map(tuple, groups), choices, strict=True)
     return [Arm(*of_arm) for of_arm in parts]
 
@@ -103,23 +103,14 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the values of each arm, with their keys where a value alone would be unclear."""
-    clear = {
-        key
-        for key in (choices[0] if choices else ())
-        if all(its[key][0].isalpha() and its[key] not in _BARE for its in choices)
-    }
+
+    def is_clear(key: str) -> bool:
+        return all(its[key][0].isalpha() and its[key] not in _BARE for its in choices)
+
     return [
-        " ".join(value if key in clear else f"{key}={value}" for key, value in its.items())
+        " ".join(value if is_clear(key) else f"{key}={value}" for key, value in its.items())
         for its in choices
     ]
-
-
-def _cut(name: str) -> str:
-    """Return the name without its middle if it is long."""
-    if len(name) <= _MOST_CHARACTERS:
-        return name
-    half = _MOST_CHARACTERS // 2
-    return f"{name[:half]}…{name[1 - half :]}"
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from lab.report.arms import Arm, arms_of
+from lab.report.arms import arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import basis, conclusion, what_is_visible
-from lab.report.numbers import arm_records, as_json, as_table
+from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
 from lab.runs import folders_and_options, started_as
 from rl.runtime.text import printable
@@ -92,7 +92,6 @@ def report(
     """
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
-    notes += [sources.progress] if sources.progress else []
     try:
         comparison = compare(
             arms,
@@ -103,7 +102,7 @@ def report(
             notes=notes,
         )
     except NothingToCompare as nothing:
-        _print(None, arms, question, f"{nothing}.", notes)
+        _print(question, f"{nothing}.", arm_records(None, arms), notes)
         return False
     return show(comparison, page, sources.command)
 
@@ -111,7 +110,9 @@ def report(
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     """Print a comparison, write report.json and the page, and return True if both were written."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
-    _print(comparison, comparison.arms, comparison.question, text, comparison.notes)
+    details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+    records = arm_records(comparison, comparison.arms)
+    _print(comparison.question, text, records, comparison.notes, details)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         numbers.write_bytes(as_json(comparison))
@@ -131,20 +132,15 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
 
 
 def _print(
-    comparison: Comparison | None,
-    arms: Sequence[Arm],
-    question: str,
-    text: str,
-    notes: Sequence[str],
+    question: str, text: str, arms: Sequence[Record], notes: Sequence[str], details: str = ""
 ) -> None:
     console = Console()
     if question:
         console.print(Text(f"\n{question}", "dim"), soft_wrap=True)
     console.print(Text(f"\n{text}\n", "bold"), soft_wrap=True)
-    if comparison:
-        details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+    if details:
         console.print(Text(f"{details}\n", "dim"), soft_wrap=True)
     if arms:
-        console.print(as_table(arm_records(comparison, arms)))
+        console.print(as_table(arms))
     for note in notes:
         console.print(Text(f"! {printable(note)}", "yellow"), soft_wrap=True)

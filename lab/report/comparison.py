@@ -33,7 +33,7 @@ class ArmResult(ScoredArm):
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
-    decision: str  # BETTER, WORSE, UNCLEAR, BASELINE; OPEN or "equal within ..." if sequential
+    decision: str  # BETTER, WORSE, OPEN, BASELINE, or "equal within ..." if sequential
     undecided_if: str  # missing-data assumption that makes the result unclear, or ""
     chance_better: float
     visible_difference: float
@@ -111,23 +111,16 @@ def compare(
     `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
     or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
     `smallest_effect`, decisions are as if sought after every seed (sequential.py).
-
-    Raises:
-        NothingToCompare: no run has finished, or the baseline has no score.
-        NoBaseline: no arm has this name, or no run of that arm has finished.
+    Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
     if not any(scored.arm is control for scored in scoring.arms):
+        lacks = "neither an evaluation nor a training reward"
         if scoring.no_evaluation:
-            raise NothingToCompare(
-                f"{control.name} has no training reward, and {scoring.no_evaluation}: choose "
-                "another baseline"
-            )
-        raise NothingToCompare(
-            f"{control.name} has neither an evaluation nor a training reward: choose another "
-            "baseline, or run with evaluation=default"
-        )
+            lacks = f"no training reward, and {scoring.no_evaluation}"
+        remedy = "" if scoring.no_evaluation else ", or run with evaluation=default"
+        raise NothingToCompare(f"{control.name} has {lacks}: choose another baseline{remedy}")
     num_unscored = len(arms) - len(scoring.arms)
     results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
@@ -144,41 +137,27 @@ def compare(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Tests:
-    """For each arm, the test of its difference to the baseline; p is NaN for the baseline."""
-
-    gains: list[float]
-    spreads: list[st.Spread]
-    p_values: list[float]  # NaN if the tests are sequential
-    states: list[State]  # empty unless the tests are sequential
-
-    def supports(self, index: int, decision: str) -> bool:
-        """Return whether the test of an arm makes the decision."""
-        if self.states:
-            return self.states[index].decision == decision
-        sign = 1 if decision == st.BETTER else -1
-        return self.p_values[index] < st.ERROR and self.gains[index] * sign > 0
-
-
-def _tests(
+def _states(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
-) -> _Tests:
+) -> list[State]:
     """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted.
 
     If `effect` is not 0, tests are sequential. `unscored`: the number of arms without scores.
     """
+    if effect:
+        return decide_arms(scores, at, effect, unscored)
     spreads = [st.spread_of(one, scores[at]) for one in scores]
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
-    if effect:
-        states = decide_arms(scores, at, effect, unscored)
-        return _Tests(gains, spreads, [nan] * len(scores), states)
     p_values = [
         st.p_value(gain, spread) * factor
         for gain, spread, factor in zip(gains, spreads, factors, strict=True)
     ]
     p_values[at] = nan
-    return _Tests(gains, spreads, st.holm_adjusted(p_values), [])
+    states = []
+    for gain, spread, p in zip(gains, spreads, st.holm_adjusted(p_values), strict=True):
+        unknown = st.Interval(gain, nan, nan)
+        states.append(State(unknown, 0.0, nan, st.decide(unknown, p), spread, p))
+    return states
 
 
 def _results(
@@ -197,40 +176,40 @@ def _results(
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
     rule = (at, factors, smallest_effect, num_unscored)
-    tests = _tests([one.scores for one in arms], *rule)
-    others = [(name, _tests(one, *rule)) for name, one in alternatives(scoring)]
-    unclear = st.OPEN if smallest_effect else st.UNCLEAR
+    states = _states([one.scores for one in arms], *rule)
+    others = [(name, _states(one, *rule)) for name, one in alternatives(scoring)]
     results = []
-    for index, one in enumerate(arms):
-        scores, is_other, spread = one.scores, index != at, tests.spreads[index]
-        knows = is_other and scores.resamples_seeds and base.resamples_seeds
-        difference, decision, undecided_if = st.Interval(0.0, nan, nan), st.BASELINE, ""
-        if is_other and tests.states:
-            difference, decision = tests.states[index].difference, tests.states[index].decision
-        elif is_other:
-            difference = st.interval(tests.gains[index], draws[index] - draws[at], spread)
-            decision = st.decide(difference, tests.p_values[index], has_enough_seeds=knows)
+    for index, (one, state) in enumerate(zip(arms, states, strict=True)):
+        scores, difference, decision = one.scores, state.difference, state.decision
+        knows = index != at and scores.resamples_seeds and base.resamples_seeds
+        visible, needed, undecided_if = nan, None, ""
+        if index == at:
+            decision = st.BASELINE
+        elif smallest_effect:
+            visible, needed = difference.high - difference.value, state.seeds_needed
+        else:
+            assert state.spread is not None
+            drawn = draws[index] - draws[at]
+            difference = st.interval(difference.value, drawn, state.spread)
+            decision = st.OPEN
+            if knows:
+                decision = st.decide(difference, state.p_value)
+                num_others = len(arms) - 1
+                visible = power.visible_difference(state.spread, num_others * factors[index])
+                # After more seeds, all arms are judged once more.
+                factor = num_others * st.looks_factor(looks[index] + 1)
+                needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
-            failing = (name for name, test in others if not test.supports(index, decision))
-            undecided_if = next(failing, "")
-            decision = unclear if undecided_if else decision
-        several, num_others = len(np.unique(scores.strata)) > 1, len(arms) - 1
-        visible, needed = nan, None
-        if tests.states:
-            visible, needed = difference.high - difference.value, tests.states[index].seeds_needed
-        elif knows:
-            visible = power.visible_difference(spread, num_others * factors[index])
-        if knows and not undecided_if and not tests.states:
-            factor = num_others * st.looks_factor(
-                looks[index] + 1
-            )  # after more seeds, all arms are judged once more
-            needed = power.seeds_needed(tests.gains[index], spread, factor)
+            failing = (name for name, those in others if those[index].decision != decision)
+            if undecided_if := next(failing, ""):
+                decision, needed = st.OPEN, None
+        several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(
                 **vars(one),
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
-                p_value=tests.p_values[index],
+                p_value=state.p_value,
                 decision=f"{decision} within {smallest_effect:g}"
                 if decision == st.EQUAL
                 else decision,
@@ -256,12 +235,11 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         )
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
-        return max(
-            counting,
-            key=lambda arm: max(
-                (bool(run.evaluations), run.training_reward is not None) for run in arm.finished
-            ),
-        )
+        known = [
+            max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
+            for arm in counting
+        ]
+        return counting[known.index(max(known))]
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
@@ -278,6 +256,6 @@ def _notes(results: Sequence[ArmResult]) -> list[str]:
         names.setdefault(result.undecided_if, []).append(result.arm.name)
     names.pop("")
     return [
-        f"No decision about {', '.join(arms)}: the difference is not significant if {assumption}."
+        f"No decision about {', '.join(arms)}, because it would not hold if {assumption}."
         for assumption, arms in names.items()
     ]

@@ -9,7 +9,7 @@ import numpy as np
 from lab.report.comparison import Comparison
 from lab.report.forest import BASELINE_COLOUR, Chart, view_command
 from lab.report.run import LAST_STEPS, Curve
-from lab.report.scoring import HELD_OUT, TRAINING, curve_of
+from lab.report.scoring import HELD_OUT, TRAINING
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
 COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html relies on both)
@@ -20,8 +20,7 @@ def curves(comparison: Comparison) -> dict[str, Any]:
     """Return the chart with one panel of learning curves per arm, and the baseline in grey."""
     points, bands = curve_rows(comparison)
     # The layers of a facet must share one data set, so each row names its layer.
-    rows = [{**row, "layer": "run"} for row in points]
-    rows += [{**row, "layer": "band"} for row in bands]
+    rows = [*points, *bands]
     names = [arm.name for arm in comparison.arms]
     behind = [row for row in bands if row["arm"] == comparison.baseline.arm.name]
     rows += [{**row, "arm": name, "layer": "baseline"} for name in names for row in behind]
@@ -71,9 +70,13 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
     """Return the curve points of every run, and the median and range over the runs of each arm."""
     points, bands, measure = [], [], comparison.scoring.measure
     for arm in comparison.arms:
-        drawn = [(run, _thinned(curve_of(run, measure))) for run in arm.runs]
+        drawn = [
+            (r, _thinned(r.held_out if measure == HELD_OUT else r.training.smoothed(LAST_STEPS)))
+            for r in arm.runs
+        ]
         points += [
             {
+                "layer": "run",
                 "arm": arm.name,
                 "run": run.name,
                 "steps": step,
@@ -96,8 +99,8 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
         at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
         _, seconds, tokens, score = np.median(at, 0).tolist()
         low, high = at[:, 3].min().item(), at[:, 3].max().item()
-        yield {"arm": arm, "steps": float(step), "seconds": seconds, "tokens": tokens,
-               "score": score, "low": low, "high": high}  # fmt: skip
+        yield {"layer": "band", "arm": arm, "steps": float(step), "seconds": seconds,
+               "tokens": tokens, "score": score, "low": low, "high": high}  # fmt: skip
 
 
 def _thinned(curve: Curve) -> Curve:

@@ -9,13 +9,13 @@ import altair as alt
 from lab.report.comparison import Comparison
 from lab.report.run import Run
 from lab.report.scoring import HELD_OUT, judged_step
-from lab.report.statistics import BETTER, EQUAL, OPEN, UNCLEAR, WORSE
+from lab.report.statistics import BASELINE, BETTER, EQUAL, OPEN, WORSE
 from rl.runtime.start_record import program
 from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
-DECISIONS = {BETTER: "#1e8049", WORSE: "#c93545", UNCLEAR: "#66707f", "baseline": BASELINE_COLOUR}
-DECISIONS |= {EQUAL: "#2b6cc4", OPEN: DECISIONS[UNCLEAR]}
+DECISIONS = {BETTER: "#1e8049", WORSE: "#c93545", OPEN: "#66707f", BASELINE: BASELINE_COLOUR}
+DECISIONS[EQUAL] = "#2b6cc4"
 ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class

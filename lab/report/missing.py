@@ -1,8 +1,8 @@
 """Alternative scores: assumptions about unscored rollouts and lost runs.
 
 Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
-fails. Leaving them out can therefore favour an arm. An arm is called better or worse only if the
-difference is significant under each assumption about the missing scores.
+fails. Leaving them out can therefore favour an arm. So a decision about an arm must be the
+same under each assumption about the missing scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,7 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
                 for one in scoring.arms
             ]
             columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
-            scores = [scores_of(rows, columns) for rows in arms]
-            yield f"unscored rollouts get the {name} reward", scores
+            yield f"unscored rollouts get the {name} reward", [scores_of(a, columns) for a in arms]
     if any(one.lost for one in scoring.arms):
         columns = scoring.questions or [REWARD]
         ordered = [run for one in scoring.arms for run in one.arm.runs]
@@ -34,14 +33,12 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
         best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
         lower = "their last scores or the lowest reward"
         for name, added in ((lower, lost), ("scores above the best run's", best)):
-            scores = [
-                # In the order of the runs, because sequential decisions depend on it.
-                scores_of(
-                    sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0])), columns
-                )
+            # In the order of the runs, because sequential decisions depend on it.
+            arms = [
+                sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0]))
                 for one, rows in zip(scoring.arms, added, strict=True)
             ]
-            yield f"lost runs get {name}", scores
+            yield f"lost runs get {name}", [scores_of(rows, columns) for rows in arms]
 
 
 def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:

@@ -21,18 +21,18 @@ def notes_on(
     yield from _on_seeds(scoring, is_sequential)
     runs = scoring.runs
     yield from _on_code(runs)
-    if any(one.num_unscored for one in scoring.arms):
-        counts = [
-            f"{one.arm.name} {one.num_unscored} of {one.num_rollouts}"
-            for one in scoring.arms
-            if one.num_unscored
-        ]
+    unscored = [one for one in scoring.arms if one.num_unscored]
+    if counts := [f"{a.arm.name} {a.num_unscored} of {a.num_rollouts}" for a in unscored]:
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
     if (waiting := sum(run.is_open for run, _ in left_out)) and not is_sequential:
         text = "1 run has not ended" if waiting == 1 else f"{waiting} runs have not ended"
         yield f"{text}: the p-values are valid only when all have ended."
     if left_out:
-        yield _exclusion_note(left_out)
+        shown = [
+            f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
+            for why, runs in by_cause(left_out)[:_MAX_CAUSES]
+        ]
+        yield f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
         yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
 
@@ -52,9 +52,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
             yield f"{text}, because {scoring.no_evaluation}."
         else:
             yield f"{text}. Use evaluation=default to compare all runs on the same questions."
-        means = [
-            (one.arm.name, np.mean([r.unscored_share for r in one.runs])) for one in scoring.arms
-        ]
+        means = [(a.arm.name, np.mean([r.unscored_share for r in a.runs])) for a in scoring.arms]
         if shares := [f"{name} {100 * share:.1f} %" for name, share in means if share]:
             yield (
                 f"Training rollouts without a score: {', '.join(shares)}. They are left out, and "
@@ -73,10 +71,8 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
         )
     steps = [[judged_step(run, scoring.measure) for run in one.runs] for one in scoring.arms]
     if len({step for of_arm in steps for step in of_arm}) > 1:
-        texts = [
-            f"{one.arm.name} at {as_range(of_arm)}"
-            for one, of_arm in zip(scoring.arms, steps, strict=True)
-        ]
+        names = [one.arm.name for one in scoring.arms]
+        texts = [f"{name} at {as_range(own)}" for name, own in zip(names, steps, strict=True)]
         name = "step" if scoring.measure == TRAINING else "policy version"
         yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
@@ -125,12 +121,3 @@ def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]
     for run, why in left_out:
         causes[why].append(run)
     return sorted(causes.items(), key=lambda item: -len(item[1]))
-
-
-def _exclusion_note(left_out: Sequence[tuple[Run, str]]) -> str:
-    """Return a note with the most frequent causes of exclusion, and one run for each cause."""
-    shown = [
-        f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-        for why, runs in by_cause(left_out)[:_MAX_CAUSES]
-    ]
-    return f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"

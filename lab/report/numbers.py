@@ -113,11 +113,9 @@ def as_table(records: Sequence[Record]) -> Table:
 
 def as_csv(comparison: Comparison) -> str:
     """Return the content of report.csv, with one line per run."""
-    scores = {
-        id(run): score  # key by id, because runs of two folders may share a name
-        for result in comparison.results
-        for run, score in zip(result.runs, result.run_scores, strict=True)
-    }
+    scores = {}  # keys are ids, because runs of two folders may share a name
+    for result in comparison.results:
+        scores |= zip(map(id, result.runs), result.run_scores, strict=True)
     why = {id(run): reason for run, reason in comparison.left_out}
     heads = ("arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "commit")
     file = io.StringIO()

@@ -5,7 +5,6 @@ Colours are CSS variables, so that one chart works in light mode, in dark mode a
 """
 
 import time
-from contextlib import suppress
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -24,9 +23,8 @@ from lab.report.notes import by_cause
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
-from lab.report.statistics import NUM_DRAWS, looks_factor
+from lab.report.statistics import NUM_DRAWS
 from rl.runtime.files import write_whole
-from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
@@ -59,11 +57,9 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings_table(comparison),
         failures=by_cause(comparison.left_out),
-        num_models=num_models(comparison),
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,
-        looks_factor=looks_factor(comparison.num_looks),
         # msgspec writes NaN as null. Escape "<", so that "</script>" in a name stays text.
         specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
@@ -79,11 +75,9 @@ def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
     return {
         "background": "transparent",
         "font": "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif",
-        "axis": {
-            **{"labelColor": quiet, "titleColor": quiet, "gridColor": line, "domainColor": line},
-            **{"tickColor": line, "titleFontWeight": "normal", "labelFontSize": 11},
-            "titleFontSize": 11,
-        },
+        "axis": dict.fromkeys(("labelColor", "titleColor"), quiet)
+        | dict.fromkeys(("gridColor", "domainColor", "tickColor"), line)
+        | {"titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11},
         "title": {"color": ink, "fontSize": 12, "fontWeight": 600, "anchor": "start", "offset": 8},
         "header": {"labelColor": ink, "titleColor": quiet, "labelFontSize": 12},
         "legend": {"labelColor": ink, "titleColor": quiet, "symbolStrokeWidth": 3},
@@ -99,18 +93,9 @@ def settings_table(comparison: Comparison) -> list[list[str]]:
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]
     rows = [["setting", *(arm.name for arm in arms)]]
     for key in differing_keys([arm.runs[0] for arm in arms]):
-        values = [str(arm.runs[0].config.get(key, "-")) for arm in arms]
-        rows.append(list(map(printable, [key.removesuffix("._target_"), *values])))
+        values = [printable(str(arm.runs[0].config.get(key, "-"))) for arm in arms]
+        rows.append([printable(key.removesuffix("._target_")), *values])
     return rows
-
-
-def num_models(comparison: Comparison) -> int:
-    """Return the number of different initial models, as far as their fingerprints are known."""
-    found = set()
-    for folder in (run.folder for run in comparison.runs if run.folder):
-        with suppress(OSError, ValueError, IndexError):
-            found.add(RunFolder(folder).model_fingerprint())
-    return len(found - {""})
 
 
 def vega_script() -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.report.arms import Arm
 from lab.report.evaluations import Question
-from lab.report.run import LAST_STEPS, Curve, Run
+from lab.report.run import LAST_STEPS, Run
 from lab.report.statistics import Floats, Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
@@ -179,8 +179,3 @@ def mean_scores(
     questions = set(tables[0]).intersection(*tables) if tables else set()
     means = {q: sum(table[q] for table in tables) / len(tables) for q in questions}
     return {question: mean for question, mean in means.items() if not isnan(mean)}
-
-
-def curve_of(run: Run, measure: str) -> Curve:
-    """Return the learning curve of a run for the given measure."""
-    return run.held_out if measure == HELD_OUT else run.training.smoothed(LAST_STEPS)

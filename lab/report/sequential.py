@@ -3,8 +3,7 @@
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
 
-An arm is equal if its interval lies within +- delta, else better or worse if it excludes 0. A
-decision stays. Decisions may be sought after every seed, and seeds may end at any time.
+docs/report.md has the rule. Decisions may be sought after every seed, and stay.
 
 Guaranteed if d_k is normal and V_k is known: the true difference is outside of any of the
 infinitely many intervals with probability alpha at most. A later mean contains the earlier one, and
@@ -18,9 +17,9 @@ alpha is ERROR divided by the number of open arms, a step-down test like that of
 and |difference| >= delta only one can be true for an arm, so the chance of any false decision about
 any arm is ERROR at most.
 
-Approximations: V_k is estimated, so the radius is Student's at the level of the normal radius
-(Satterthwaite). A level below alpha / (10 k (k + 1)) is raised to it, because few seeds cannot
-estimate smaller tails; this adds at most alpha / 30. benchmarks/sequential.py measures the errors.
+V_k is estimated, so the radius is Student's at the level of the normal radius. A level below
+alpha / (10 k (k + 1)) is raised to it, because few seeds cannot estimate smaller tails; this adds
+at most alpha / 30. benchmarks/sequential.py measures the errors.
 """
 
 from collections.abc import Sequence
@@ -55,6 +54,7 @@ class State:
     error: float = ERROR  # alpha
     decision: str = OPEN
     spread: Spread | None = None  # None before the first look
+    p_value: float = nan  # known only if the decision is made once (comparison.py)
 
     @property
     def seeds_needed(self) -> float | None:

@@ -19,8 +19,7 @@ class Sources:
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
     smallest_effect: str  # of the first sweep with until=decided, "" without such a sweep
-    progress: str  # what is open in this sweep
-    notes: list[str]  # warnings about unreadable folders and files
+    notes: list[str]  # warnings about unreadable folders and files, and what this sweep has decided
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
@@ -32,9 +31,7 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
         sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():
             if num_broken := len(list(sweep.jobs.glob("*.json"))) - len(found):
-                notes.append(
-                    f"{num_broken} file{'s' * (num_broken > 1)} in {sweep.jobs} cannot be read."
-                )
+                notes.append(f"Unreadable files in {sweep.jobs}: {num_broken}.")
             info = sweep.read_info()
             texts = {k: text or printable(str(info.get(k) or "")) for k, text in texts.items()}
         elif not found:
@@ -44,4 +41,5 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
             if key not in runs:
                 one = read_run(run.folder, run.overrides, run.error, num_judged)
                 runs[key] = replace(one, grown=run.grown)
+    notes += filter(None, [texts.pop("progress")])
     return Sources(list(runs.values()), notes=notes, **texts)

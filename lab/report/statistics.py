@@ -3,19 +3,15 @@
     y[s, q]   mean reward of seed s of one arm on held-out question q        [S, Q]
     score     mean of y;  difference = score(arm) - score(baseline), paired in q
 
-Intervals are percentiles of a two-way bootstrap: seeds are drawn within each arm; questions are
-drawn once for all arms, separately per environment. The variance of these draws is biased in two
-ways. The noise of single rollouts is counted up to three times (Owen 2007, "The pigeonhole
-bootstrap"), and n seeds drawn from n vary less than n new seeds. The deviations of the draws from
-the estimate are therefore scaled to the variance
+Intervals are percentiles of a two-way bootstrap (Owen 2007, "The pigeonhole bootstrap"). The draws
+are scaled to the variance V (Cameron, Gelbach, Miller 2011) and by t / z (Satterthwaite 1946):
 
     V = sum_a A_a + C - sum_a R_a     A  between the seeds of an arm: var_s(mean_q y) / S
                                       C  between questions: var_q(mean_s y, or its difference) / Q
                                       R  noise that is in both: var(residual) / (S Q)
 
-(two-way clustering: Cameron, Gelbach, Miller 2011). They are also multiplied by t / z for the
-degrees of freedom of V (Satterthwaite 1946). Seeds are not resampled if an arm has fewer than
-FEWEST_SEEDS. Its interval then lacks the variance between seeds, so the decision is UNCLEAR.
+docs/report.md explains why. Seeds are not resampled if an arm has fewer than FEWEST_SEEDS. Its
+interval then lacks the variance between seeds, so the decision is OPEN.
 """
 
 from collections.abc import Sequence
@@ -32,8 +28,8 @@ NUM_DRAWS = 10_000
 LEVEL = 0.95  # confidence level of every interval
 ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
 FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
-BETTER, WORSE, UNCLEAR, BASELINE = "better", "worse", "cannot tell", "baseline"
-EQUAL, OPEN = "equal", "open"  # decisions of lab/report/sequential.py
+BETTER, WORSE, OPEN, BASELINE = "better", "worse", "open", "baseline"
+EQUAL = "equal"  # a decision of lab/report/sequential.py
 
 
 @dataclass(frozen=True)
@@ -53,10 +49,6 @@ class Interval:
     def __abs__(self) -> "Interval":
         """Return the interval with its sign changed if the estimate is negative."""
         return self if self.value >= 0 else Interval(-self.value, -self.high, -self.low)
-
-    def excludes(self, value: float) -> bool:
-        """Return True if the interval does not contain `value`, False if its ends are unknown."""
-        return bool(self.low > value or self.high < value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,10 +249,10 @@ def holm_adjusted(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def decide(difference: Interval, adjusted_p: float, *, has_enough_seeds: bool) -> str:
-    """Return BETTER or WORSE if the interval excludes 0 and p is below ERROR, else UNCLEAR."""
-    if not has_enough_seeds or not adjusted_p < ERROR or not difference.excludes(0.0):
-        return UNCLEAR
+def decide(difference: Interval, adjusted_p: float) -> str:
+    """Return BETTER or WORSE if p is below ERROR and a known interval excludes 0, else OPEN."""
+    if not adjusted_p < ERROR or difference.low <= 0 <= difference.high:
+        return OPEN
     return BETTER if difference.value > 0 else WORSE
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from lab.sweeps.overview import announce
+from lab.sweeps.overview import read_jobs
 from lab.sweeps.process import end_with_process, redirect_output_to
 from lab.sweeps.slots import Slot, hold_slot
 from rl.runtime.failure import OutOfTime, RunFailed
@@ -32,7 +32,7 @@ from rl.runtime.sweep_folder import (
     JobRecord,
     SweepFolder,
 )
-from rl.runtime.text import printable
+from rl.runtime.text import printable, say
 
 Start = Callable[[str, bool], float | None]  # arguments: run name, whether to resume
 
@@ -72,7 +72,7 @@ def run_job(
         record.started, record.ended = time.time(), None
         sweep.write(number, record)
         if in_sweeps_process:
-            announce(sweep, number)
+            say(f"\n{read_jobs(sweep).line_of(number)}")
         try:
             record.result = start(name, RunFolder(folder).has_results())
         except BaseException as error:

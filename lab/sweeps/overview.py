@@ -46,9 +46,7 @@ class Jobs:
     def seconds_left(self) -> float | None:
         """The estimated remaining seconds, or None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
-        times = [
-            record.ended - record.started for record in done if record.ended and record.started
-        ]
+        times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]
         # A job interrupted during this start waits for the sweep's next start, so do not count it.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
@@ -91,20 +89,12 @@ def start_message(sweep: SweepFolder, command: str) -> str:
         parts += [f"{len(jobs.records)} jobs"]
         parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
-    parallel = ""
     if slots := info["slots"]:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
-        each = [f"{cores} {'core' if cores == 1 else 'cores'}"]
-        each += [f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"] if gpus else []
-        parallel = f"; {len(slots)} in parallel, each on {' and '.join(each)}"
-    lines.append(", ".join(parts) + parallel)
+        parts[-1] += f"; {len(slots)} in parallel (cores of each: {cores}, GPUs of each: {gpus})"
+    lines.append(", ".join(parts))
     lines.append(f"to resume it after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
-
-
-def announce(sweep: SweepFolder, number: int) -> None:
-    """Print the start of a sequential job, and the overall progress."""
-    say(f"\n{read_jobs(sweep).line_of(number)}")
 
 
 @contextmanager
@@ -126,11 +116,10 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
         while not is_over:
             is_over = end.wait(_TICK_S)  # print the last changes after `end` is set
             jobs = read_jobs(sweep)
-            lines = []
-            for number, record in jobs.records.items():
-                if record.state != states.get(number, WAITING):
-                    lines.append(jobs.line_of(number, sweep.log_of(number)))
-                states[number] = record.state
+            now = {number: record.state for number, record in jobs.records.items()}
+            changed = [n for n, state in now.items() if state != states.get(n, WAITING)]
+            lines = [jobs.line_of(n, sweep.log_of(n)) for n in changed]
+            states |= now
             if time.monotonic() - counted >= _COUNTS_EVERY_S:
                 counted = time.monotonic()
                 lines.append(jobs.progress())
@@ -138,11 +127,10 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
                 say(f"{time.strftime('%H:%M:%S')} {line}")
 
 
-def unfinished_message(sweep: SweepFolder, command: str) -> str:
-    """Return the number of unfinished jobs and the resuming `command`, or "" if all are done."""
+def print_unfinished(sweep: SweepFolder, command: str) -> None:
+    """Print the number of unfinished jobs, if there are any, and the resuming `command`."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]
-    if not left:
-        return ""
-    why = f" ({failed} failed)" if failed else ""
-    return f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}"
+    if left:
+        why = f" ({failed} failed)" if failed else ""
+        say(f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}")

@@ -46,7 +46,8 @@ def _kill_when_readable(descriptor: int) -> None:
 def redirect_output_to(path: Path) -> Iterator[None]:
     """Append the output of this process and of its children to a file while the block runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     if isinstance(sys.stdout, io.TextIOWrapper):  # line buffering keeps stdout and stderr in order
         sys.stdout.reconfigure(line_buffering=True)
     before = {number: os.dup(number) for number in (1, 2)}
@@ -56,12 +57,8 @@ def redirect_output_to(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         for number, descriptor in before.items():
             os.dup2(descriptor, number)
             os.close(descriptor)
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()

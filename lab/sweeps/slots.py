@@ -41,15 +41,15 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     num_jobs = launcher.get("n_jobs") or 0
     if kind not in ("JoblibLauncher", "LocalLauncher") or num_jobs == 1:
         return []  # the jobs run one after another, or a scheduler assigns devices
-    wanted = max(num_jobs, 0)
     per_core, per_gpu = launcher.get("cpus_per_task") or 0, launcher.get("gpus_per_node") or 0
-    limits = [
-        _most_jobs("cpus_per_task", per_core, len(cores), "cores"),
-        _most_jobs("gpus_per_node", per_gpu, len(gpus), "GPUs"),
-    ]
-    limits = [most for most in limits if most]
+    for key, each, found in (("cpus_per_task", per_core, cores), ("gpus_per_node", per_gpu, gpus)):
+        if each > len(found):
+            problem = f"hydra.launcher.{key}={each}, but this machine has only {len(found)}"
+            raise ConfigError([f"{problem}: lower it"])
+    limits = [len(found) // n for n, found in ((per_core, cores), (per_gpu, gpus)) if n]
     default = len(gpus) or max(len(cores) // _CORES_PER_JOB, 1)
-    num = min(wanted or (min(limits) if limits else default), len(cores), len(gpus) or len(cores))
+    wanted = max(num_jobs, 0) or min(limits, default=default)
+    num = min(wanted, len(cores), len(gpus) or len(cores))
     num_cores, num_gpus = per_core or len(cores) // num, per_gpu or len(gpus) // num
     return [
         Slot(
@@ -58,14 +58,6 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
         )
         for i in range(num)
     ]
-
-
-def _most_jobs(key: str, each: int, available: int, what: str) -> int:
-    if each > available:
-        raise ConfigError(
-            [f"hydra.launcher.{key}={each}, but this machine has only {available} {what}: lower it"]
-        )
-    return available // each if each else 0
 
 
 @contextmanager
@@ -84,9 +76,7 @@ def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slo
     while True:
         for slot in slots:
             with ExitStack() as locks:
-                names = [f"core-{core}" for core in slot.cores] + [
-                    f"gpu-{gpu}" for gpu in slot.gpus
-                ]
+                names = [*(f"core-{c}" for c in slot.cores), *(f"gpu-{g}" for g in slot.gpus)]
                 if all(_try_lock(locks, folder / name.replace("/", "-")) for name in names):
                     with _confined_to(slot):
                         yield slot

@@ -1,12 +1,9 @@
 """Add seeds to the arms of a sweep until each arm is decided (until=decided).
 
-The jobs that a sweep would have without seeds are its arms. The seeds of an arm are 0, 1, 2 and so
-on. Each launch gets the first jobs that are not done, seed by seed, of the arms that are open, and
-of the first arm, with which they are compared. What is decided follows from the runs, so the same
-command resumes the sweep.
+docs/sweeps.md describes the rule. Each launch gets the first jobs that are not done, seed by seed,
+of the first arm and of the open arms. What is decided follows from the runs.
 """
 
-import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +25,7 @@ from lab.report.sources import read_sources
 from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
 from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sweep_of_this_process
-from rl.runtime.text import key_of, say
+from rl.runtime.text import say
 from rl.terminal.panel import duration
 
 ASSUMED_SD = 0.02  # standard deviation between seeds before it is known; the default has 0.018
@@ -99,21 +96,17 @@ class Progress:
     @cached_property
     def num_seeds(self) -> list[int]:
         """The number of jobs of each arm that are done."""
-        arms = [sorted(item for item in job if key_of(item) != "seed") for job in self.done]
-        return [arms.count([*identity(arm)]) for arm in self.arms]
+        return [sum({*identity(arm)} <= {*job} for job in self.done) for arm in self.arms]
 
     @cached_property
     def open(self) -> dict[int, float]:
         """The indices of the arms that are not decided -> the seeds that each is likely to need."""
-        results = {
-            str(run.folder): result
-            for result in (self.comparison.results if self.comparison else ())
-            for run in result.arm.runs
-        }
         found: dict[int, float] = {}
+        known = self.comparison.results if self.comparison else ()
         for index, arm in enumerate(self.arms[1:], 1):
-            folders = (r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job})
-            result = next((results[one] for one in map(str, folders) if one in results), None)
+            folders = {r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job}}
+            its = (r for r in known if folders & {str(run.folder) for run in r.arm.runs})
+            result = next(its, None)
             if result is None or result.decision == OPEN:
                 found[index] = (result and result.seeds_needed) or self._assumed
         return found
@@ -161,14 +154,13 @@ class Progress:
         if self.is_time_spent:
             return f"{text}; until.max_hours={self.max_hours:g} is spent ({duration(ran)})."
         likely = {i: max(n, seeds[i] + 1) for i, n in self.open.items() if n < inf}
-        runs = sum(n - seeds[i] for i, n in likely.items())
-        runs += max(max(likely.values(), default=0) - self.num_seeds[0], 0)
+        most = max(likely.values(), default=0)
+        runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - self.num_seeds[0], 0)
         text += f". Likely to be missing: {runs:.0f} runs"
         if not each:
             return (
-                f"{text} ({max(likely.values(), default=0):.0f} seeds of each arm, if seeds differ "
-                f"by {ASSUMED_SD}); their time is known after the first run."
+                f"{text} ({most:.0f} seeds of each arm, if seeds differ by {ASSUMED_SD}); their "
+                "time is known after the first run."
             )
         left = runs * each / min(self.size, runs or 1)
-        end = time.strftime("%a %H:%M", time.localtime(time.time() + left))
-        return f"{text} of {duration(each)}, {duration(left)}, until {end}."
+        return f"{text} of {duration(each)}, {duration(left)}."

@@ -54,14 +54,12 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
-    problems = broken[:_MAX_BROKEN]
-    if len(broken) > _MAX_BROKEN:
-        problems.append(f"and {len(broken) - _MAX_BROKEN} more unreadable lines")
+    problems, more = broken[:_MAX_BROKEN], len(broken) - _MAX_BROKEN
+    problems += [f"and {more} more unreadable lines"] if more > 0 else []
     if not going:  # an active run may still be writing its last line
         half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
         problems += [f"{name} ends with an incomplete line" for name in half]
-    if index.records_problem:
-        problems.append(index.records_problem)
+    problems += filter(None, [index.records_problem])
     return {
         "name": index.run_folder.name,
         "path": str(index.run_folder.path),

@@ -1,7 +1,4 @@
-"""The command line of view.py, which shows runs in the browser or exports them to one file.
-
-python view.py outputs/run [outputs/other ...] [step=1] [port=8000] [export=page.html]
-"""
+"""The command line of view.py, which shows runs in the browser or exports them to one file."""
 
 import secrets
 import socket
@@ -14,7 +11,7 @@ from rich.console import Console
 
 from lab.runs import folders_and_options, runs_at, started_as
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import printable
+from rl.runtime.text import printable, relative_path
 
 if TYPE_CHECKING:
     from lab.viewer.index import RunIndex
@@ -53,15 +50,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def _list_of_runs() -> str:
-    folder = Path("outputs")
-    below = folder.iterdir() if folder.is_dir() else ()
-    runs = [path for path in below if RunFolder(path).is_run]
+    runs = [run.folder.path for run in runs_at(Path("outputs")) if run.folder]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
         return f"There are no runs in outputs/ yet: start one with {started_as('train')}."
-    listed = [f"    {started_as('view')} {run}" for run in runs[:20]]
-    more = [f"    ... and {len(runs) - 20} more"] if len(runs) > 20 else []
-    return "\n".join(["Runs, the latest first:", "", *listed, *more])
+    listed = [f"    {started_as('view')} {relative_path(run)}" for run in runs[:20]]
+    return "\n".join([f"The latest of {len(runs)} runs:", "", *listed])
 
 
 def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:

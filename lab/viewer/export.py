@@ -49,7 +49,9 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     runs = [_embedded_run(*one[:2], which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
-    script = _bundle()
+    # All modules become one script, in which top-level names must be unique.
+    paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
+    script = "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; "
@@ -105,9 +107,3 @@ def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, A
         "rollouts": answers.rollouts(index, numbers),
         "tokens": answers.tokens(index, numbers),
     }
-
-
-def _bundle() -> str:
-    """Return all JavaScript modules as one script, in which top-level names must be unique."""
-    paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
-    return "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)

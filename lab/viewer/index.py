@@ -77,11 +77,9 @@ class RunIndex:
         try:
             rows, broken, is_complete = rows_of(file)
         except OSError as error:
-            broken = [f"{file.path.name} cannot be read: {error.strerror}"]
             rows, is_complete = [], True
-        before = (
-            [row for row in self.rows if row.path == file.path] if file.path in self.files else []
-        )
+            broken = [f"{file.path.name} cannot be read: {error.strerror}"]
+        before = [row for row in self.rows if row.path == file.path]
         if rows[: len(before)] != before:
             raise _Rewritten
         self.rows += rows[len(before) :]

@@ -81,19 +81,13 @@ def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
     offset, places = 0, Counter[int]()  # `places` counts the rollouts of each group
     for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
-            rows.append(_row(_decoded(line), file, offset, len(line), places))
+            decoded = _DECODER.decode(without_surrogates(line))
+            rows.append(_row(decoded, file, offset, len(line), places))
         except (ValueError, RecursionError) as error:
             if line.strip():
                 broken.append(f"{name} line {number} is not a rollout: {error}")
         offset += len(line)
     return rows, broken, len(complete) == len(content)
-
-
-def _decoded(line: bytes) -> RolloutLine:
-    try:
-        return _DECODER.decode(line)
-    except msgspec.DecodeError:
-        return _DECODER.decode(without_surrogates(line))
 
 
 def without_surrogates(line: bytes) -> bytes:

@@ -50,11 +50,8 @@ def tokens_of(
         return {"rows": [], "why": f"the token record of step {step} cannot be read: {error}"}
     if not recorded:
         return {"rows": [], "why": "this group was not recorded: record=all records every group"}
-    why = ""
-    if not used:
-        why = REJECTED
-    elif not any(row.trained for row in recorded):
-        why = NOT_TRAINED
+    is_trained = any(row.trained for row in recorded)
+    why = REJECTED if not used else "" if is_trained else NOT_TRAINED
     tokenizer, problem = tokenizer_of(run_folder)
     rows = [_row(row, tokenizer, used, options) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}

@@ -92,7 +92,6 @@ hydra:
   job_logging: {root: null}
   hydra_logging: {root: null}
   callbacks:
-    summary: {_target_: lab.report.sweep_summary.SweepSummary}
     start: {_target_: lab.cli.sweep.SweepStart}
 """
 

@@ -11,6 +11,7 @@ from lab.losses.arms import _with_advantages, arms_of
 from lab.losses.command import difference, main
 from lab.losses.recorded import recorded_batches, recorded_steps, recorded_tokens, token_table
 from lab.python_api import load_run
+from losses.tokens import ratio_to
 from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.schedules import split
@@ -151,7 +152,10 @@ def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
     table = token_table(batches, None)
     assert len(table) == sum(len(batch.weights) for batch in batches)
     second = table[table["update"] == 1]
-    assert second.ratio.tolist() == batches[1].ratios.tolist()
+    assert (
+        second.ratio.tolist()
+        == ratio_to(batches[1].tokens.anchor, batches[1].tokens.logprobs).tolist()
+    )
     assert second.text.tolist() == [f"{number} " for number in batches[1].token_ids.tolist()]
 
 

@@ -27,7 +27,7 @@ def result(folder):
 def test_the_same_runs_cannot_be_told_from_the_stored_ones(main, tmp_path):
     assert main([str(tmp_path / "before")]) == 0
     _, today = result(tmp_path / "before")
-    assert (today["decision"], today["scored_seeds"]) == ("cannot tell", 5)
+    assert (today["decision"], today["scored_seeds"]) == ("open", 5)
     assert today["difference"]["value"] == pytest.approx(0, abs=1e-4)
     assert "Does today" in (tmp_path / "before" / "baseline.html").read_text()
 
@@ -85,7 +85,7 @@ def test_a_run_of_today_that_failed_and_unscored_rollouts_that_were_stored_are_c
     RunFolder(last).metrics.write_text("".join(lines[:12]))
     RunFolder(last).evaluation_of(20).unlink()
     assert main([str(tmp_path / "now")]) == 0
-    assert "Ended early: today 1 of 5 runs." in capsys.readouterr().out
+    assert "Ended early: 1 of 10 runs, of today." in capsys.readouterr().out
     evaluation = RunFolder(made_arm(tmp_path / "now", "code=a")[0]).evaluation_of(20)
     evaluation.write_text(
         evaluation.read_text().replace('"reward": 0.', '"reward": null, "was": 0.', 1)

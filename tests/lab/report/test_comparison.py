@@ -123,7 +123,7 @@ def test_with_fewer_than_three_seeds_no_arm_is_called_better():
     assert conclusion(alone).startswith("grpo scores 0.5")
     assert basis(alone).endswith(", 2 seeds.")
     assert "Fewer than 3 seeds" in alone.notes[0]
-    assert {r.decision for r in comparison.others} == {"cannot tell"}
+    assert {r.decision for r in comparison.others} == {"open"}
     assert what_is_visible(comparison) == "Decisions need at least 3 seeds of each arm."
 
 

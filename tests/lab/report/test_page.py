@@ -36,7 +36,7 @@ def sweep(tmp_path_factory):
 def test_the_page_has_the_conclusion_and_names_what_differs(sweep):
     text = (sweep / "report.html").read_text()
     record = json.loads((sweep / "report.json").read_text())
-    assert record["conclusion"].startswith("1 of 2 arms beat grpo, best cispo (by 0.")
+    assert record["conclusion"].startswith("2 arms against grpo: 1 better (best: cispo, by 0.")
     assert record["conclusion"] in text
     assert '"title":["score on","held-out questions"]' in text
     assert "stopped after step 4 of 20" in text

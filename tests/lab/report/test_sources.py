@@ -94,7 +94,7 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     read_again = sources.runs[0].evaluations[20]
     assert read_again.num_broken == 2
     assert len(read_again.scores) == NUM_QUESTIONS  # question 3 has another rollout
-    assert "1 file in" in sources.notes[0]
+    assert "Unreadable files in" in sources.notes[0]
     assert "nowhere holds neither a sweep" in sources.notes[1]
 
 

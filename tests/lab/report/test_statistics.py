@@ -42,8 +42,7 @@ def compared(arms, rng, num_draws=400):
     ]
     adjusted = st.holm_adjusted([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
     decisions = [
-        st.decide(difference, p, has_enough_seeds=True)
-        for difference, p in zip(differences, adjusted, strict=True)
+        st.decide(difference, p) for difference, p in zip(differences, adjusted, strict=True)
     ]
     return differences, decisions
 
@@ -120,7 +119,7 @@ def test_one_question_per_environment_and_one_seed_have_no_interval():
         ours = st.interval(0.1, np.full(10, 0.1), spread)
         assert np.isnan(ours.low)
         assert np.isnan(st.p_value(0.1, spread))
-        assert st.decide(ours, float("nan"), has_enough_seeds=True) == st.UNCLEAR
+        assert st.decide(ours, float("nan")) == st.OPEN
         assert power.seeds_needed(0.1, spread) is None
     four = st.Scores(np.array([[0.2, 0.4, 0.6, 0.8]]), np.array([0, 0, 1, 1]))
     assert st.spread_of(four).degrees_of_freedom == 2
@@ -142,15 +141,14 @@ def test_without_any_variance_the_p_value_is_0_or_1():
     assert st.p_value(1.0, st.spread_of(high, low)) == 0
     assert st.p_value(0.0, st.spread_of(high, high)) == 1
     ours = st.interval(1.0, np.full(10, 1.0), st.spread_of(high, low))
-    assert st.decide(ours, 0.0, has_enough_seeds=True) == st.BETTER
-    assert st.decide(ours, 0.0, has_enough_seeds=False) == st.UNCLEAR
+    assert st.decide(ours, 0.0) == st.BETTER
 
 
 def test_a_decision_needs_both_the_interval_and_the_adjusted_p():
-    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01, has_enough_seeds=True) == st.BETTER
-    assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01, has_enough_seeds=True) == st.WORSE
-    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05, has_enough_seeds=True) == st.UNCLEAR
-    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01, has_enough_seeds=True) == st.UNCLEAR
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01) == st.BETTER
+    assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01) == st.WORSE
+    assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05) == st.OPEN
+    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01) == st.OPEN
 
 
 def test_the_chance_of_being_better_by_hand():
@@ -195,7 +193,7 @@ def test_equal_arms_are_rarely_called_better_or_worse(num_seeds):
     unclear = 0
     for _ in range(100):
         arms = simulated(rng, num_seeds, 48, seeds=0.03, questions=0.02, noise=0.2, arms=5)
-        unclear += set(compared(arms, rng)[1]) == {st.UNCLEAR}
+        unclear += set(compared(arms, rng)[1]) == {st.OPEN}
     assert unclear >= 95
 
 

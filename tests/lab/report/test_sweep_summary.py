@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.report.sweep_summary import SweepSummary
+from lab.cli.sweep import SweepStart
 from tests.support.sweep_app import SweepApp
 
 
@@ -55,5 +55,5 @@ def test_a_sweep_that_dies_in_the_middle_reports_its_finished_jobs(app):
 
 
 def test_a_refused_sweep_has_no_report(capsys):
-    SweepSummary().on_multirun_end(None)  # Hydra 1.4 calls every callback at the end
+    SweepStart().on_multirun_end(None)  # Hydra 1.4 calls every callback at the end
     assert capsys.readouterr().out == ""

@@ -63,11 +63,11 @@ def test_slots_share_the_machine(launcher, cores, gpus, expected):
     [
         (
             local(cpus_per_task=9),
-            "hydra.launcher.cpus_per_task=9, but this machine has only 8 cores",
+            "hydra.launcher.cpus_per_task=9, but this machine has only 8",
         ),
         (
             local(gpus_per_node=1),
-            "hydra.launcher.gpus_per_node=1, but this machine has only 0 GPUs",
+            "hydra.launcher.gpus_per_node=1, but this machine has only 0",
         ),
     ],
 )

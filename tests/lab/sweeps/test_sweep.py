@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from lab.cli.sweep import job_numbers, rerun_command, vary_seeds_last
 from lab.sweeps.job import is_done, run_job
-from lab.sweeps.overview import unfinished_message
+from lab.sweeps.overview import print_unfinished
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
@@ -121,10 +121,10 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
     ("typed", "expected"),
     [
         ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
-        ("python train.py seed=0,1 -m", "python train.py seed=0,1 hydra.sweep.dir=x -m"),
+        ("python train.py seed=0,1 -m", "python train.py seed=0,1 -m hydra.sweep.dir=x"),
         ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
         ("python train.py accept_changed_code=true -m", "python train.py -m hydra.sweep.dir=x"),
-        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 hydra.sweep.dir=x -m"),
+        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 -m hydra.sweep.dir=x"),
         (
             "python train.py --config-dir=sweeps --config-name losses",
             "python train.py --config-dir=sweeps --config-name losses hydra.sweep.dir=x",
@@ -159,7 +159,7 @@ def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
     half = len(cores) // 2
     shares = {"".join(map(str, cores[:half])), "".join(map(str, cores[half : 2 * half]))}
     assert {line.partition(" on ")[2] for line in app.calls()} == shares
-    assert f"; 2 in parallel, each on {half} core" in output
+    assert f"; 2 in parallel (cores of each: {half}, " in output
     assert output.count(" done job ") == output.count(" failed job ") == 2
     assert "printed by a job" not in output
     folder = SweepFolder(app.folder / "outputs" / "x")
@@ -258,7 +258,8 @@ def test_an_interrupted_job_waits_and_resumes_at_the_next_start(end, error, tmp_
         job()
     record = sweep.records()[0]
     assert (record.state, record.error) == ("waiting", error)
-    assert unfinished_message(sweep, "again").startswith("1 of 1 jobs are not done; to resume")
+    print_unfinished(sweep, "again")
+    assert "1 of 1 jobs are not done; to resume" in capsys.readouterr().out
     assert job() == 1.0
     assert starts == [("x-0", False), ("x-0", True)]
     assert sweep.records()[0].state == "done"
