@@ -101,9 +101,9 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
             raw("lookup", {}),
             f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)",
         ),
-        (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: the value is nested too deep"),
+        (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: the value is n"),
         (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),
-        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: the value contains a num"),
+        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: the value con"),
         (
             raw("", "{bad", error="the tool call is not valid JSON"),
             f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",
