@@ -54,8 +54,10 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batches(config: Config) -> Iterator[str]:
-    """Require that a batch consists of whole groups."""
-    batch, group = config["batch_size"], config["group_size"]
+    """Require that a batch consists of whole groups, and has a rollout for each rank."""
+    batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
+    if ranks and batch < ranks:
+        yield f"batch_size={batch} is below trainer.ranks={ranks}: use trainer.ranks={batch}"
     if batch % group:
         lower, upper = batch // group * group, (batch // group + 1) * group
         yield (

@@ -131,11 +131,18 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
-        A metric has one number per token [N], or one for all tokens. The dry call has checked the
-        shapes (rl/dry_call/tensors.py).
+        A metric has one number per token [N], or one for all tokens, as the dry call has checked.
+
+        Raises:
+            ValueError: the token loss is not one number per token. It may vary with the data.
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
+        if result.loss.shape != logprobs.shape:
+            raise ValueError(
+                f"the token loss returned a tensor of shape {list(result.loss.shape)} for "
+                f"{len(logprobs)} tokens: return one number per token (losses/tokens.py)"
+            )
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
             **_detached(result.metrics),

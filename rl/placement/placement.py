@@ -153,14 +153,14 @@ def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Devic
     """Return the GPUs for training and the GPUs for vLLM, by default half each."""
     train = _find_gpus("trainer", _names(run.trainer.devices), known)
     if not run.starts_vllm:
-        return train or known, []
+        return (known if train is None else train), []
     sample = _find_gpus("inference", _names(run.inference.devices), known)
     if train is None and sample is None:
         return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
         rest = [device for device in known if device not in (train or sample or ())]
         rest = rest or (known if len(known) == 1 else [])
-        return (train or rest), (sample or rest)
+        return (rest if train is None else train), (rest if sample is None else sample)
     return train, sample
 
 

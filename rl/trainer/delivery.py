@@ -42,6 +42,8 @@ class Receivers:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
         self.startup_timeout = inference.startup_timeout
+        # Other ranks wait in a collective meanwhile, whose limit is twice trainer.wait_timeout.
+        self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
@@ -163,7 +165,7 @@ class Delivery:
         The supervisor restarts a vLLM that has ended. Otherwise it requests the end of the run.
         """
         self.updated()
-        deadline = time.monotonic() + self._receivers.startup_timeout
+        deadline = time.monotonic() + self._receivers.restart_timeout
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
                 return "stop"

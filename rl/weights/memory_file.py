@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -77,7 +78,15 @@ class MemoryFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # align the tensors to 8 bytes
         start = 8 + len(text)
+        if text != self._layout:  # the weights may be views of the content that is overwritten
+            old = {place.data_ptr() for place in self.places.values() if place.numel()}
+            weights = {
+                name: tensor.clone() if tensor.data_ptr() in old else tensor
+                for name, tensor in weights.items()
+            }
         memory = self.resize(start + end)
+        if torch.cuda.is_initialized() and not self._registered:
+            self._register()
         memory[:start] = len(text).to_bytes(8, "little") + text
         if text != self._layout:
             self._layout, self.places = (
@@ -102,16 +111,21 @@ class MemoryFile:
             self._unmap()
             os.ftruncate(self._descriptor, num_bytes)
             self._memory = mmap.mmap(self._descriptor, num_bytes)
-            if torch.cuda.is_initialized():
-                address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-                runtime: Any = torch.cuda.cudart()
-                # If the system allows no such memory, the copies are only slower.
-                if int(runtime.cudaHostRegister(address, num_bytes, 0)) == 0:
-                    self._registered = address
         return self._memory
 
+    def _register(self) -> None:
+        """Register the memory with CUDA. If the system refuses, the copies are only slower."""
+        address = torch.frombuffer(self.content, dtype=torch.uint8).data_ptr()
+        runtime: Any = torch.cuda.cudart()
+        if int(runtime.cudaHostRegister(address, len(self.content), 0)) == 0:
+            self._registered = address
+            return
+        # CUDA keeps the error, and the next checked launch of a kernel raises and removes it.
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
+
     def _unmap(self) -> None:
-        self._layout, self.places = b"", {}  # a mapping cannot be closed while a tensor uses it
+        self._layout, self.places = b"", {}  # a tensor must not use a mapping that is closed
         if self._registered:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._registered)

@@ -77,7 +77,10 @@ class Sender:
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the weights to push on rank 0. All ranks must call it."""
+        """Return the weights to push on rank 0. All ranks must call it.
+
+        The next call overwrites weights that came from a GPU: clone what you keep.
+        """
         return policy.weights(self._file.places)
 
     def pack(self, weights: Weights) -> str:

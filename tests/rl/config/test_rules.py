@@ -50,6 +50,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "group_size",
     ),
     "batch below a group": ({"batch_size": 8}, "use batch_size=16, or another group_size"),
+    "more ranks than rollouts": (
+        {"trainer.ranks": 8, "batch_size": 4, "group_size": 4},
+        "batch_size=4 is below trainer.ranks=8: use trainer.ranks=4",
+    ),
     "strategy and demonstrations": (
         {
             "strategy": chosen("strategy", "extremes"),

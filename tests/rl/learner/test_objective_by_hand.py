@@ -159,3 +159,15 @@ def test_without_reference_logprobs_there_is_no_divergence():
     value, metrics = Objective(nothing, kl=pull(k3))(batch(), own(), torch.zeros(3), beta=0.1)
     assert value.item() == 0
     assert "kl_divergence" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "message"),
+    [
+        (lambda t: (-t.advantages * t.logprobs).mean(), r"shape \[\] for 3 tokens: .*per token"),
+        (lambda t: t.logprobs[:, None] * t.advantages, r"shape \[3, 3\] for 3 tokens"),
+    ],
+)
+def test_a_loss_whose_shape_depends_on_the_data_is_refused(mistaken, message):
+    with pytest.raises(ValueError, match=message):
+        Objective(lambda tokens: TokenLoss(mistaken(tokens), {}))(batch(), own(), torch.zeros(3))

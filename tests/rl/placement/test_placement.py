@@ -102,6 +102,7 @@ def test_devices_are_shared_out(sizes, said, expected):
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
         ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.* only 1 are for vLLM"),
         ((2,), {"sample": [0, 1]}, "0 of 2 GPUs are for training .* list the GPUs in trainer.dev"),
+        ((2,), {"train": []}, "0 of 2 GPUs are for training"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),
         ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible on this machine"),
     ],

@@ -67,3 +67,23 @@ def test_other_weights_than_expected_are_refused():
             content.write(b"!")
         with pytest.raises(RuntimeError, match=f"trainer wrote {after}, vLLM read"):
             read_weights(file.path, after)
+
+
+def test_weights_that_are_views_of_the_file_are_written_in_another_layout():
+    with MemoryFile() as file:
+        file.write({"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
+        a, b = file.places["a"], file.places["b"]
+        read = read_weights(file.path, file.write({"c": a, "d": b, "e": torch.ones(2)}))
+        assert read["c"].tolist() == [0, 1, 2, 3]
+        assert read["d"].tolist() == [4, 5, 6, 7]
+
+
+def test_memory_that_cuda_cannot_register_is_used_as_it_is(monkeypatch):
+    class Runtime:
+        def cudaHostRegister(self, *_: int) -> int:
+            return 1
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    with MemoryFile() as file:
+        assert read_weights(file.path, file.write(WEIGHTS)).keys() == WEIGHTS.keys()
