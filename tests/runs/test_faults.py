@@ -19,9 +19,8 @@ def case(name: str, moment: str) -> Case:
     return Case(0, BY_NAME[name], moment, replicas=1, step=2)
 
 
-@pytest.mark.parametrize("moment", ["push", "evaluation"])
-def test_a_run_reaches_its_end_although_its_only_vllm_is_killed(moment, tmp_path):
-    row = run(case("KILL inference", moment), tmp_path / "case")
+def test_a_run_reaches_its_end_although_its_only_vllm_is_killed_in_an_evaluation(tmp_path):
+    row = run(case("KILL inference", "evaluation"), tmp_path / "case")
     assert (row["outcome"], row["happened"], row["problems"]) == ("end", True, [])
 
 

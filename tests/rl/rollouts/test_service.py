@@ -82,11 +82,16 @@ async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
     done, _ = await asyncio.wait(
         [reporting, answers], timeout=10, return_when=asyncio.FIRST_COMPLETED
     )
-    reporting.cancel()
+    is_reported = reporting in done
+    for task in (reporting, answers):
+        task.cancel()
+    # Retrieve both results. Otherwise the garbage collector logs an error within another test.
+    reported, answered = await asyncio.gather(reporting, answers, return_exceptions=True)
     assert done, "there is no answer and no error"
-    if reporting in done:
-        reporting.result()
-    return answers.result()
+    for found in [reported] * is_reported + [answered]:
+        if isinstance(found, BaseException):
+            raise found
+    return answered
 
 
 async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
