@@ -71,7 +71,7 @@ def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
             return [object()] if left[0] >= 0 and pusher.differs else []
 
         asked = SimpleNamespace(exists=lambda stop=stop: stop)
-        replicas = SimpleNamespace(new_replicas=arrive, updated={}, startup_timeout=0.3)
+        replicas = SimpleNamespace(new_replicas=arrive, updated={}, restart_timeout=0.3)
         run_folder = SimpleNamespace(stop_request=asked)
         one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
         try:

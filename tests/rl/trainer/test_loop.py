@@ -317,7 +317,7 @@ def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
     if noticed:
         folder.stop_request.touch()
     run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
-    monkeypatch.setattr(run.delivery._receivers, "startup_timeout", 0.1)
+    monkeypatch.setattr(run.delivery._receivers, "restart_timeout", 0.1)
     with nullcontext() if noticed else pytest.raises(RunFailed, match="out of reach"):
         run.train()
     assert saved == [4] * noticed
