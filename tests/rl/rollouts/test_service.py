@@ -88,9 +88,10 @@ async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
     # Retrieve both results. Otherwise the garbage collector logs an error within another test.
     reported, answered = await asyncio.gather(reporting, answers, return_exceptions=True)
     assert done, "there is no answer and no error"
-    for found in [reported] * is_reported + [answered]:
-        if isinstance(found, BaseException):
-            raise found
+    if is_reported and isinstance(reported, BaseException):
+        raise reported
+    if isinstance(answered, BaseException):
+        raise answered
     return answered
 
 
