@@ -69,7 +69,7 @@ class UntilDecided(BasicSweeper):
 
 @dataclass(frozen=True)
 class Progress:
-    """What the runs of a sweep have decided, and what the rest is expected to cost."""
+    """The decisions that follow from the finished runs, and the number of runs still expected."""
 
     sweep: SweepFolder
     arms: list[list[str]]  # the overrides of each arm; the first arm is the baseline

@@ -93,7 +93,7 @@ def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
 
 
 def rollout_line(example: Example, rollout: Rollout) -> dict[str, object]:
-    """Return what the lines of training and of evaluation contain."""
+    """Return the fields that a line about a rollout has in training and in evaluation."""
     return {
         "example": example.id,
         "env": example.env,

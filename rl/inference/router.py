@@ -81,8 +81,8 @@ class Router:
 
     Attributes:
         on_lost: called with each lost replica; requests its restart.
-        restarted: whether the supervisor has replaced a replica. None: nobody restarts replicas, so
-            the last one is used until the end.
+        restarted: returns whether the supervisor has replaced a replica. None if no supervisor
+            restarts replicas: then the last replica is used until the run ends.
         serving: set while at least one replica may get requests, and when the run ends.
     """
 

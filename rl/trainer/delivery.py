@@ -41,7 +41,6 @@ class Receivers:
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         """`timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        self.startup_timeout = inference.startup_timeout
         # Other ranks wait in a collective meanwhile, whose limit is twice trainer.wait_timeout.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
@@ -52,7 +51,7 @@ class Receivers:
 
         The supervisor starts the replicas, and ends this process if a replica fails.
         """
-        timeout = self.startup_timeout
+        timeout = self._inference.startup_timeout
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > deadline:

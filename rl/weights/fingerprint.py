@@ -13,9 +13,10 @@ import xxhash
 _MOST_THREADS = 8
 
 
-def tensor_hash(content: memoryview) -> int:
-    """Return the hash of one tensor's bytes in row-major order."""
-    return xxhash.xxh3_64_intdigest(content)
+def tensor_hash(tensor: torch.Tensor) -> int:
+    """Return the hash of a tensor's bytes in row-major order."""
+    content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return xxhash.xxh3_64_intdigest(content.numpy().data)
 
 
 def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
@@ -35,9 +36,4 @@ def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int])
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter."""
-
-    def hash_of(name: str) -> int:
-        tensor = weights[name].detach().cpu().contiguous()
-        return tensor_hash(tensor.view(-1).view(torch.uint8).numpy().data)
-
-    return combined(weights, hash_of)
+    return combined(weights, lambda name: tensor_hash(weights[name]))

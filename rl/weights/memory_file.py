@@ -84,24 +84,19 @@ class MemoryFile:
                 name: tensor.clone() if tensor.data_ptr() in old else tensor
                 for name, tensor in weights.items()
             }
-        memory = self.resize(start + end)
-        if torch.cuda.is_initialized() and not self._registered:
+            memory = self.resize(start + end)
             self._register()
-        memory[:start] = len(text).to_bytes(8, "little") + text
-        if text != self._layout:
-            self._layout, self.places = (
-                text,
-                {
-                    name: _view(memory, weights[name], start + entry["data_offsets"][0])
-                    for name, entry in header.items()
-                },
-            )
+            memory[:start] = len(text).to_bytes(8, "little") + text
+            self._layout, self.places = text, {}
+            for name, entry in header.items():
+                offset = start + entry["data_offsets"][0]
+                self.places[name] = _view(memory, weights[name], offset)
 
         def copied(name: str) -> int:
             place, tensor = self.places[name], weights[name].detach()
             if place.data_ptr() != tensor.data_ptr():
                 place.copy_(tensor)
-            return tensor_hash(place.view(-1).view(torch.uint8).numpy().data)
+            return tensor_hash(place)
 
         return combined(weights, copied)
 
@@ -115,6 +110,8 @@ class MemoryFile:
 
     def _register(self) -> None:
         """Register the memory with CUDA. If the system refuses, the copies are only slower."""
+        if self._registered or not torch.cuda.is_initialized():
+            return
         address = torch.frombuffer(self.content, dtype=torch.uint8).data_ptr()
         runtime: Any = torch.cuda.cudart()
         if int(runtime.cudaHostRegister(address, len(self.content), 0)) == 0:
