@@ -58,8 +58,8 @@ class Children:
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
         # Rewards may import libraries that take a GPU's memory when they find one, such as JAX.
-        listening["CUDA_VISIBLE_DEVICES"] = ""
-        self._start("rollouts", python_module("rl.rollouts", folder), listening)
+        env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
+        self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
             where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
             command = python_module("rl.trainer", folder)
