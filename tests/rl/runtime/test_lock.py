@@ -36,10 +36,11 @@ def holders(tmp_path):
         return started, children
 
     yield start
+    # The children first, because a child keeps the pipes of its killed holder open.
+    subprocess.run(["kill", *filter(None, children)], check=False, capture_output=True)
     for process in started:
         process.kill()
         process.communicate()
-    subprocess.run(["kill", *filter(None, children)], check=False, capture_output=True)
 
 
 def test_only_one_of_several_starts_succeeds(holders):
