@@ -36,7 +36,7 @@ def shapes_of(path: Path) -> dict[str, list[int]]:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
-def listed_files(folder: Path) -> set[str] | None:
+def files_in_index(folder: Path) -> set[str] | None:
     """Return the names of weight files that the index lists, or None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -44,14 +44,14 @@ def listed_files(folder: Path) -> set[str] | None:
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
-def missing_weights(folder: Path) -> str | None:
+def missing_weight_file(folder: Path) -> str | None:
     """Return the name of a missing weight file, or None if no file is missing."""
-    if (listed := listed_files(folder)) is not None:
+    if (listed := files_in_index(folder)) is not None:
         return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
 
 
-def damaged_weights(folder: Path) -> str | None:
+def damaged_weight_file(folder: Path) -> str | None:
     """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:

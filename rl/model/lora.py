@@ -206,7 +206,7 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
             yield Recipe(f"{owner}.weight", parts, _merge_function(layer))
         else:
             plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
-            yield Recipe(plain, [parameter], _as_is)
+            yield Recipe(plain, [parameter], _detach)
 
 
 def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
@@ -214,10 +214,10 @@ def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
-            yield Recipe(f"base_model.model.{plain}", [parameter], _as_is)
+            yield Recipe(f"base_model.model.{plain}", [parameter], _detach)
 
 
-def _as_is(parameter: Tensor) -> Tensor:
+def _detach(parameter: Tensor) -> Tensor:
     return parameter.detach()
 
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import positions_of
-from rl.model.folder import damaged_weights, links_outside, missing_weights
+from rl.model.folder import damaged_weight_file, links_outside, missing_weight_file
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -128,13 +128,13 @@ def _check(folder: Path) -> None:
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
-    missing = missing_weights(folder)
+    missing = missing_weight_file(folder)
     if missing:
         raise ValueError(
             f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-    damaged = damaged_weights(folder)
+    damaged = damaged_weight_file(folder)
     if damaged:
         raise ValueError(
             f"{folder / damaged} is truncated or not a safetensors file: download it again"

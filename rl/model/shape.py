@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import listed_files, shapes_of, weight_files
+from rl.model.folder import files_in_index, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -78,7 +78,7 @@ def bytes_of(dtype: str) -> int:
 def shape_of(folder: Path) -> Shape | None:
     """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    listed = listed_files(folder)  # count only these files, because others may repeat the weights
+    listed = files_in_index(folder)  # count only these files, because others may repeat the weights
     counted = sum(
         math.prod(size)
         for path in weight_files(folder)

@@ -139,7 +139,7 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
         ),
     ).last_hidden_state[0]
     # In float32, the gradients of a state that several rows share are added without rounding.
-    return _exact(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
+    return _promote(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 
 def shares_prefixes(model: Any) -> bool:
@@ -214,7 +214,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Compute the attention of packed tokens in the rows of the leaves."""
     # In float32, the gradients of a token that several rows share are added without rounding.
-    packed = [_exact(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
+    packed = [_promote(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
     for index, first in layout.leaves:
         is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
@@ -248,5 +248,5 @@ def _mask(first: int, width: int, window: int | None, device: torch.device) -> T
     return ((distance >= 0) & (distance < window))[None, None]
 
 
-def _exact(values: Tensor) -> Tensor:
+def _promote(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -88,7 +88,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
-        is_full = _means_full_disk(error)
+        is_full = _is_full_disk(error)
         if isinstance(error, RuntimeError) and not is_full:
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
@@ -102,7 +102,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         ) from error
 
 
-def _means_full_disk(error: Exception) -> bool:
+def _is_full_disk(error: Exception) -> bool:
     """Return whether an error says that the disk or the quota is full.
 
     torch and safetensors raise errors of their own in that case, and no OSError.

@@ -176,5 +176,5 @@ class Delivery:
     def _include_new_replicas(self) -> bool:
         """Include newly started replicas in the next push. Return whether there are any."""
         new_replicas = self._receivers.new_replicas() if self._ranks.first else []
-        self._pusher.join(new_replicas)
+        self._pusher.add(new_replicas)
         return bool(new_replicas)

@@ -201,19 +201,23 @@ def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str,
     path = run_folder.rollouts_of(step)
     lines = path.read_text().splitlines() if path.exists() else []
     count = min(count, len(lines))
-    return [_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
+    return [_table_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
 
 
-def _row(line: dict[str, Any]) -> dict[str, Any]:
+def _table_row(line: dict[str, Any]) -> dict[str, Any]:
     messages = line["messages"]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     numbers = {name: line.get(name) for name in _SHOWN}
     # Store advantages as text, because a table column must have one type.
     numbers["advantage"] = json.dumps(numbers["advantage"])
-    return {**numbers, "prompt": _text(messages[:first]), "answer": _text(messages[first:])}
+    return {
+        **numbers,
+        "prompt": _conversation_text(messages[:first]),
+        "answer": _conversation_text(messages[first:]),
+    }
 
 
-def _text(messages: list[dict[str, Any]]) -> str:
+def _conversation_text(messages: list[dict[str, Any]]) -> str:
     """Return the text and tool calls of messages, one paragraph per message."""
     parts = []
     for message in messages:

@@ -29,7 +29,7 @@ from rl.trainer.alarms import Alarms
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
-from rl.trainer.profiler import started_profiler
+from rl.trainer.profiler import start_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 from rl.weights.pusher import WeightPusher
@@ -71,7 +71,7 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.num_nonfinite, self.alarms = 0, Alarms(Learned.of(self.run))
-        self.profiler = started_profiler(run_folder, rank, self.settings.profile)
+        self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
     def train(self) -> None:

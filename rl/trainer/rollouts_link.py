@@ -32,7 +32,7 @@ class RolloutsLink:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._socket = self._connected(timeout)
+                self._socket = self._open_connection(timeout)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -43,7 +43,7 @@ class RolloutsLink:
             else:
                 return
 
-    def _connected(self, timeout: float) -> socket.socket:
+    def _open_connection(self, timeout: float) -> socket.socket:
         """Return a connection to the published port, or to the Unix socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:

@@ -16,7 +16,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedRows:
     """The recorded rows of a micro-batch."""
 
     update: int
@@ -36,7 +36,7 @@ class StepRecord:
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
         self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # on the GPU
-        self._recorded: list[_Recorded] = []
+        self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the token results of one micro-batch. The learner calls this as its `Observer`."""
@@ -61,7 +61,7 @@ class StepRecord:
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
             self._recorded.append(
-                _Recorded(
+                _RecordedRows(
                     update,
                     list(filter(None, ids)),
                     micro.row_numbers[is_recorded].tolist(),

@@ -21,7 +21,7 @@ from safetensors.torch import load
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.lora import peft_config
-from rl.weights.memory_file import checked, read_weights
+from rl.weights.memory_file import read_weights, require_fingerprint
 from rl.weights.transport import Reader, Sender, Weights
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class AdapterReader(Reader):
         self._has_folder = worker == 0
         if self._has_folder:
             content = _bytes_of(**source)
-            checked(load(content), fingerprint)
+            require_fingerprint(load(content), fingerprint)
             self._folder.mkdir(mode=0o700)
             (self._folder / _CONFIG).write_text(json.dumps(form))
             (self._folder / _MATRICES).write_bytes(content)
@@ -66,7 +66,7 @@ class AdapterReader(Reader):
             self._has_folder = False
         if path := source.get("path"):
             return read_weights(path, fingerprint)
-        return checked(load(_bytes_of(**source)), fingerprint)
+        return require_fingerprint(load(_bytes_of(**source)), fingerprint)
 
 
 @dataclass(kw_only=True)

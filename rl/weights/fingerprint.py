@@ -19,7 +19,7 @@ def tensor_hash(tensor: torch.Tensor) -> int:
     return xxhash.xxh3_64_intdigest(content.numpy().data)
 
 
-def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
+def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
     """Return the hash of all tensors as 16 hex digits, given the function that hashes a tensor.
 
     The function gets a name and is called in threads. The order of the mapping does not matter.
@@ -36,4 +36,4 @@ def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int])
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter."""
-    return combined(weights, lambda name: tensor_hash(weights[name]))
+    return combine_hashes(weights, lambda name: tensor_hash(weights[name]))

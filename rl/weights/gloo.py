@@ -20,7 +20,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore
 
 from rl.inference.routes import VLLMRoutes
-from rl.learner.collectives import listening_store
+from rl.learner.collectives import create_store
 from rl.runtime.failure import RunFailed
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader, Sender
@@ -68,7 +68,7 @@ class GlooSender(Sender):
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
         host = _LOOPBACK if to.path else own_address(to.host, to.port)
-        store = listening_store(host, 0, None, timedelta(seconds=self._timeout))
+        store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
         joined = _in_thread(lambda: group(store, 0, size, host, self._timeout))
         self.open_readers(vllm, facts)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rl.weights.fingerprint import combined, fingerprint, tensor_hash
+from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
 _DTYPES = {
     torch.float32: "F32",
@@ -98,7 +98,7 @@ class MemoryFile:
                 place.copy_(tensor)
             return tensor_hash(place)
 
-        return combined(weights, copied)
+        return combine_hashes(weights, copied)
 
     def resize(self, num_bytes: int) -> mmap.mmap:
         """Resize the file to `num_bytes` and return its memory, whose content is then undefined."""
@@ -141,10 +141,10 @@ def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
     """Map a file's weights and return them. Raise RuntimeError if their hash is not `expected`."""
-    return checked(load_file(path), expected)
+    return require_fingerprint(load_file(path), expected)
 
 
-def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
+def require_fingerprint(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
     """Return the weights. Raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:

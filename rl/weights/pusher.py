@@ -58,9 +58,9 @@ class WeightPusher:
         self._connected, self._lost = set[str](), list[LostReceiver]()
         self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
-        self.join(receivers)
+        self.add(receivers)
 
-    def join(self, receivers: Sequence[VLLMRoutes]) -> None:
+    def add(self, receivers: Sequence[VLLMRoutes]) -> None:
         """Include new or restarted replicas in the next push."""
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
@@ -111,7 +111,7 @@ class WeightPusher:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):
             if failure:
-                self._lose(receiver, failure)
+                self._remove(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push the packed weights to one vLLM. Return the error, or None after success."""
@@ -129,7 +129,7 @@ class WeightPusher:
             return error
         return None
 
-    def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
+    def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
         """Remove a failed replica. Raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
@@ -157,7 +157,7 @@ class WeightPusher:
             try:
                 gap = rows.gap(probed, SERVED_AS[self._sender.adapter_only])
             except RunFailed as error:
-                self._lose(probed, error)
+                self._remove(probed, error)
             else:
                 return self._bound.metrics(gap, version) if len(gap) else {}
         return {}

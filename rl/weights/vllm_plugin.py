@@ -37,11 +37,11 @@ from rl.inference.quick_start import start_quickly
 from rl.inference.server import STARTED_BY_RUN
 from rl.weights.transport import Reader, Weights, open_reader
 from rl.weights.vllm_proof import (
+    adapted_layers_that_differ,
     as_vllm_names,
-    compared_parameters,
-    coverage,
-    layers_that_share,
-    matrices_that_differ,
+    compare_parameters,
+    coverage_line,
+    parameters_that_share,
 )
 
 log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger has a handler
@@ -145,13 +145,13 @@ class WholeWeightsEngine(_Engine):
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-        shared = list(layers_that_share(self.model, self._received))
+        shared = list(parameters_that_share(self.model, self._received))
         if shared:
             raise RuntimeError(f"weight push: vLLM's loader must copy {shared}, not keep a view")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
-            proof = dict(compared_parameters(self.model, sent))
-            _log_once(coverage(proof))
+            proof = dict(compare_parameters(self.model, sent))
+            _log_once(coverage_line(proof))
             wrong = {name for name, equal in proof.items() if equal is False}
             if self._loaded:  # a parameter that is neither compared nor loaded keeps old weights
                 wrong |= {name for name, equal in proof.items() if equal is None} - {*self._loaded}
@@ -195,7 +195,7 @@ class AdapterEngine(_Engine):
         if self.parallel_config.tensor_parallel_size == 1:
             named = {parse_fine_tuned_lora_name(n, names): t for n, t in received.items()}
             slot = manager.lora_index_to_id.index(old.id)
-            wrong = list(matrices_that_differ(manager, slot, named, self._form))
+            wrong = list(adapted_layers_that_differ(manager, slot, named, self._form))
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
                 raise RuntimeError(f"adapter push: vLLM lacks the pushed matrices in {wrong}")

@@ -36,7 +36,7 @@ class Faulty:
         self.first, self.pushes, self.probes = first, list(pushes), list(probes)
         self.differs = []
 
-    def join(self, receivers):
+    def add(self, receivers):
         pass
 
     def lost(self):

@@ -79,7 +79,7 @@ class Rehearsal(loop.TrainingRun):
         ranks: Any = self.ranks
         self.delivery = Delivery(pusher, replicas, self.learner.policy, ranks, folder)
 
-    def join(self, receivers):
+    def add(self, receivers):
         pass
 
     def lost(self):
