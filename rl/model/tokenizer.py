@@ -1,4 +1,4 @@
-"""Loads the tokenizer and the renderer of a model folder, without torch or transformers.
+"""Load the tokenizer and the renderer of a model folder, without torch or transformers.
 
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
@@ -85,8 +85,8 @@ def load_renderer(
 ) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `options` are those of model.renderer_options; `skip_unknown` ignores those of other renderers.
-    `keep_thinking` keeps the thinking of earlier turns even if the model's template drops it.
+    `options` are those of model.renderer_options. If `skip_unknown`, ignore unknown options. If
+    `keep_thinking`, keep the thinking of earlier turns, even if the model's template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -167,7 +167,7 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
 
 
 def decode_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of sampled tokens without special tokens, for turns that cannot be parsed."""
+    """Return the text of tokens without special tokens, for turns that cannot be parsed."""
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
@@ -212,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class PlainParser:
-    """A replacement for a renderer that `renderers` lacks. It parses a completion as plain text.
+    """A parser for models without a renderer in `renderers`. It returns completions as plain text.
 
     Tool calls and thinking stay in the text, where an environment may parse them.
     """

@@ -1,4 +1,4 @@
-"""The trainer runs one process per rank. Synchronous and asynchronous training share this loop.
+"""The training loop, one process per rank, for synchronous and asynchronous training.
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
@@ -93,11 +93,11 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # must end before the next push
+            stats |= self._evaluation(rollouts, watch, step)  # must finish before the push
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            if delivered:  # publish after the probe, because new requests to vLLM would delay it
+            if delivered:  # after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -110,8 +110,8 @@ class TrainingRun:
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
-            # Save after the metrics line, because a resumed run does not write that line again. The
-            # time of the checkpoint counts for the next step.
+            # Save after writing the metrics line, because a resumed run does not write this line
+            # again. The time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
@@ -201,13 +201,13 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Compare steps, because some hosts may not see a new checkpoint's folder yet.
+        # Compare step numbers, because other hosts may not see the newest checkpoint's folder yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
         if not end.stopped:
             raise RunFailed(str(end))
-        self._finish(f"done: {end}")  # the supervisor repeats this status at the end
+        self._finish(f"done: {end}")  # the supervisor prints this status at the end
 
     def _finish(self, status: str) -> None:
         if self.profiler:

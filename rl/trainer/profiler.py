@@ -1,4 +1,4 @@
-"""trainer.profile: record the operations of some steps with torch.profiler."""
+"""Record the operations of some steps with torch.profiler (option trainer.profile)."""
 
 from torch.profiler import profile, schedule
 

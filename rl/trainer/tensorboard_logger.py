@@ -35,7 +35,7 @@ class TensorBoardLogger(Logger):
             shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
         self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
         indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
-        # Markdown shows indented text as code
+        # Indent the text, because Markdown then shows it as code.
         self._writer.add_text(run_name, f"    {indented}", start)
 
     @never_fails

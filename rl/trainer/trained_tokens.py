@@ -1,4 +1,4 @@
-"""Record the per-token results of a training step (rl/runtime/token_files.py).
+"""Record the values of each trained token of a step (rl/runtime/token_files.py).
 
 N: number of completion tokens of a micro-batch, B: number of its rows.
 """
@@ -26,20 +26,22 @@ class _RecordedRows:
     columns: dict[str, np.ndarray]  # [N] each
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column, or NaN if the loss returned this metric only for other micro-batches."""
+        """Return a column, or NaN if only other micro-batches have this metric of the loss."""
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
 
 
 class StepRecord:
-    """The per-token results of one step on one rank."""
+    """The recorded token values of one step on one rank."""
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # on the GPU
+        self._of_update: list[
+            tuple[int, int, dict[str, Tensor]]
+        ] = []  # of one update, on the device
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Store the token results of one micro-batch. The learner calls this as its `Observer`."""
+        """Store the token values of one micro-batch. The learner calls this as its `Observer`."""
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
@@ -52,7 +54,7 @@ class StepRecord:
         return [self._batch.record_ids[i] if i >= 0 else "" for i in rollouts]
 
     def _copy(self) -> None:
-        """Copy the tokens of the recorded rows from the GPU, and release the rest."""
+        """Copy the values of the recorded rows to the CPU, and release all tensors."""
         for update, number, tokens in self._of_update:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
             is_recorded = np.array(list(map(bool, ids)))  # [B]
@@ -72,7 +74,7 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token results of the recorded rows to a file, even if no row is recorded."""
+        """Write the token values of the recorded rows to a file, even if there are none."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(

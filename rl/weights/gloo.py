@@ -4,7 +4,7 @@ Rank 0 of the trainer and the workers of one replica form a separate process gro
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread, at the same time as the request in which vLLM receives it. If the
+The trainer broadcasts in a thread while its request makes vLLM receive the broadcast. If the
 broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
 """
 
@@ -58,12 +58,12 @@ class GlooSender(Sender):
     reader_copy: ClassVar[bool] = True
 
     def open(self, timeout: float) -> None:
-        """Create the memory file and the empty table of process groups."""
+        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a process group with all workers of a vLLM. Replace the group of its last start."""
+        """Form a process group with all workers of a vLLM. Replace its group after a restart."""
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
@@ -85,7 +85,7 @@ class GlooSender(Sender):
         self._result(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Store only the group's id, because a reference would keep the connections open.
+        # Store only the group's id, because a reference to it would keep its connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
@@ -99,7 +99,7 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread. Raise RunFailed if the thread fails or takes too long."""
+        """Return a thread's result. Raise RunFailed if the thread fails or exceeds the timeout."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -136,7 +136,7 @@ def broadcast(members: Any, content: torch.Tensor) -> None:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address under which a host sees this machine. No packet is sent."""
+    """Return the address from which this machine connects to a host. No packet is sent."""
     family, kind, *_, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(remote)

@@ -1,6 +1,6 @@
-"""Push new weights to every vLLM after every training step, and verify that they arrived.
+"""Push the weights to every vLLM after every training step, and verify that they arrived.
 
-    whole weights   pause(keep) -> start -> update -> finish(version) -> resume
+    all weights     pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
 Every replica has a separate thread, so no replica waits for another. Three faults that would
@@ -51,7 +51,7 @@ class WeightPusher:
         Args:
             sender: the opened sender of conf/sync.
             receivers: the routes of every vLLM. Ranks other than 0 ignore them.
-            resumed: whether an earlier process of the run has probed its weights.
+            resumed: whether an earlier process trained this run (MismatchBound).
         """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
@@ -102,7 +102,7 @@ class WeightPusher:
         self._push_to_all(receivers, version)
 
     def push_again(self) -> None:
-        """Push the weights of the last push to the vLLMs that have started since. Only rank 0."""
+        """Push the weights of the last push to vLLMs that have started since. Only on rank 0."""
         new = [one for name, one in self._receivers.items() if name not in self._connected]
         self._push_to_all(new, self._version)
 

@@ -28,8 +28,8 @@ def compare_parameters(
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None instead if the parameter is quantised or `weights` lacks its name. vLLM fuses layers
-    (q, k and v into one), which the model's `packed_modules_mapping` lists.
+    Yield None instead of True or False if the parameter is quantised or `weights` lacks it. vLLM
+    fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, str] = {}  # a tied parameter is sent only under its first name
@@ -67,7 +67,7 @@ def _is_equal(
 
 
 def _compare_experts(owner: str, layer: Any, weights: Weights) -> Iterator[tuple[str, bool | None]]:
-    """Yield the parameters of fused experts, which transformers names differently than vLLM."""
+    """Do the same for fused experts, which have other names in transformers than in vLLM."""
     prefix = owner.removesuffix(".routed_experts")
     sent = [weights.get(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
     is_known = all(tensor is not None for tensor in sent) and (
@@ -94,7 +94,7 @@ def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
 
 
 def parameters_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
-    """Yield the parameters that use the memory of `weights`, which the next push overwrites."""
+    """Yield the names of parameters that are views of `weights`, which the next push overwrites."""
     places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
     for name, parameter in model.named_parameters():
         if parameter.numel() and parameter.untyped_storage().data_ptr() in places:
@@ -151,7 +151,7 @@ def adapted_layers_that_differ(
     sent: Mapping[tuple[str, bool], torch.Tensor],
     form: PEFTHelper,
 ) -> Iterator[str]:
-    """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
+    """Yield the layers whose adapter matrices in vLLM are missing or differ from the sent ones.
 
     A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
     multiplies matrix B by the adapter's scale.
