@@ -5,7 +5,7 @@
 W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
 peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
 get no adapter. transformers fuses them into one tensor per layer, for which peft would double the
-rank of A and B, and vLLM could not load these. torch and peft are imported inside functions, because
+rank of A and B, and vLLM cannot load that. torch and peft are imported inside functions, because
 the supervisor imports this module and must not import torch.
 """
 

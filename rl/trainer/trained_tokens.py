@@ -35,9 +35,7 @@ class StepRecord:
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        self._of_update: list[
-            tuple[int, int, dict[str, Tensor]]
-        ] = []  # of one update, on the device
+        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # not copied to the CPU yet
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:

@@ -38,7 +38,7 @@ class GlooReader(Reader):
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
         self._file = MemoryFile()
         store = TCPStore(host, port, None, False, timedelta(seconds=timeout))
-        self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
+        self._group = group(store, 1 + worker, size, source_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
         """Receive the broadcast and return its weights. The next push overwrites their memory."""
@@ -67,7 +67,7 @@ class GlooSender(Sender):
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
-        host = _LOOPBACK if to.path else own_address(to.host, to.port)
+        host = _LOOPBACK if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
         joined = _in_thread(lambda: group(store, 0, size, host, self._timeout))
@@ -135,7 +135,7 @@ def broadcast(members: Any, content: torch.Tensor) -> None:
         members.broadcast(piece, 0).wait()
 
 
-def own_address(host: str, port: int) -> str:
+def source_address(host: str, port: int) -> str:
     """Return the address from which this machine connects to a host. No packet is sent."""
     family, kind, *_, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

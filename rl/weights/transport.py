@@ -31,7 +31,7 @@ class Reader:
     """The receiver in one vLLM worker, created with the arguments `facts` from the sender."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
-        """Return the weights of one push, given their fingerprint and what `Sender.source` returned.
+        """Return the weights of one push, given their fingerprint and the dict of `Sender.source`.
 
         Raises:
             RuntimeError: the received weights have another fingerprint than the given one.
