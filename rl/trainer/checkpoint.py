@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the steps of the newest checkpoint that rank 0 sees, or 0 if none. Collective.
+    """Return the number of steps of rank 0's newest checkpoint, or 0 if none. Collective.
 
     All ranks use this number, because a shared file system may show different files to each host.
     """

@@ -133,19 +133,19 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs. Return `updated()`, or {} if there are none.
+        """Push the newest version to restarted vLLMs. Return {} or, if there are any, `updated_replicas`.
 
         Not collective, because rank 0 has kept the packed weights. Other ranks return {}.
         """
         if not self._include_new_replicas():
             return {}
-        with suppress(NoReceiver):  # `updated` then requests another restart
+        with suppress(NoReceiver):  # `updated_replicas` then requests another restart
             self._pusher.push_again()
-        return self.updated()
+        return self.updated_replicas()
 
-    def updated(self) -> dict[str, int]:
+    def updated_replicas(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
-        for lost in self._pusher.lost():
+        for lost in self._pusher.take_lost():
             self._receivers.restart(lost.name, lost.reason)
         return self._receivers.updated
 
@@ -163,7 +163,7 @@ class Delivery:
 
         The supervisor restarts a failed replica, or requests a stop if it failed too often.
         """
-        self.updated()
+        self.updated_replicas()
         deadline = time.monotonic() + self._receivers.restart_timeout
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():

@@ -39,7 +39,7 @@ class Logger:
         """Write or upload the remaining data, and close the log."""
 
 
-def never_fails(method: Callable[..., None]) -> Callable[..., None]:
+def turn_off_on_error(method: Callable[..., None]) -> Callable[..., None]:
     """Wrap a logger's method, so that an error logs one warning and turns the logger off."""
 
     @wraps(method)
@@ -100,7 +100,7 @@ class WandbLogger(Logger):
     _run: Any = field(default=None, init=False, repr=False)
     _folder: RunFolder | None = field(default=None, init=False, repr=False)
 
-    @never_fails
+    @turn_off_on_error
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Start the wandb run of this run folder, or resume it.
 
@@ -133,13 +133,13 @@ class WandbLogger(Logger):
         for row in read_metrics(self._folder) if is_new else ():
             self.log(row.pop("step"), {name: v for name, v in row.items() if name != "time"})
 
-    @never_fails
+    @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Send the metrics of one step, and a table of rollouts if one is due."""
         values = {name: v for name, v in metrics.items() if finite(v) is not None}
         self._run.log({**values, **self._table(step)}, step=step)
 
-    @never_fails
+    @turn_off_on_error
     def finish(self) -> None:
         """Upload the remaining data, for at most WANDB_TIMEOUT_S. Files remain for `wandb sync`."""
         self._run.finish()

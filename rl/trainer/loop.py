@@ -152,7 +152,7 @@ class TrainingRun:
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         """Let the rollouts process sample with this version, on the vLLMs that have its weights."""
         if self.ranks.first:
-            rollouts.publish(version, self.delivery.updated() if self.delivery else {})
+            rollouts.publish(version, self.delivery.updated_replicas() if self.delivery else {})
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int

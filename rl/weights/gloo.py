@@ -38,7 +38,7 @@ class GlooReader(Reader):
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
         self._file = MemoryFile()
         store = TCPStore(host, port, None, False, timedelta(seconds=timeout))
-        self._group = group(store, 1 + worker, size, source_address(host, port), timeout)
+        self._group = create_group(store, 1 + worker, size, source_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
         """Receive the broadcast and return its weights. The next push overwrites their memory."""
@@ -70,7 +70,7 @@ class GlooSender(Sender):
         host = _LOOPBACK if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
-        joined = _in_thread(lambda: group(store, 0, size, host, self._timeout))
+        joined = _in_thread(lambda: create_group(store, 0, size, host, self._timeout))
         self.open_readers(vllm, facts)
         self._groups[vllm.replica.name] = self._result(joined)
 
@@ -120,7 +120,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
+def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
     """Create a gloo process group that uses the network interface of the address `host`."""
     backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()

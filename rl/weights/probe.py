@@ -50,7 +50,7 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|. The first probe sets that of later ones."""
+    """The largest allowed mean |logprob difference|. The first probe sets the later bound."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
         """`resumed`: whether an earlier process trained this run. Its first probe is not stored."""

@@ -67,7 +67,7 @@ class WeightPusher:
             self._connected.discard(receiver.replica.name)
         self._had_several |= len(self._receivers) > 1
 
-    def lost(self) -> list[LostReceiver]:
+    def take_lost(self) -> list[LostReceiver]:
         """Return the replicas that failed a push or a probe since the last call."""
         lost, self._lost = self._lost, []
         return lost

@@ -74,7 +74,7 @@ class NoReference:
 
     has_logprobs: ClassVar[bool] = False
 
-    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 all references share this signature
+    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
         """Raise AssertionError, because the configuration check refuses runs that call this."""
         raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
 

@@ -82,7 +82,7 @@ class Rehearsal(loop.TrainingRun):
     def add(self, receivers):
         pass
 
-    def lost(self):
+    def take_lost(self):
         return []
 
     def push(self, policy, version, *, must_differ):
