@@ -133,9 +133,9 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs. Return {} or, if there are any, `updated_replicas`.
+        """Push the newest version to restarted vLLMs, and return the replicas that have it.
 
-        Not collective, because rank 0 has kept the packed weights. Other ranks return {}.
+        Return {} if none restarted. Not collective, because rank 0 has kept the packed weights.
         """
         if not self._include_new_replicas():
             return {}
