@@ -28,18 +28,18 @@ from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 
 def group_mean(group: ScoredGroup) -> list[float]:
     """Return each reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
-    return _with_baseline(group.rewards, _centred)
+    return _apply(group.rewards, _subtract_mean)
 
 
 def group_zscore(group: ScoredGroup, *, epsilon: float) -> list[float]:
     """Return (reward - mean) / (standard deviation + epsilon). GRPO, arXiv:2402.03300."""
 
     def zscores(scorable: list[float]) -> list[float]:
-        centred = _centred(scorable)
+        centred = _subtract_mean(scorable)
         std = math.sqrt(math.fsum(c * c for c in centred) / (len(scorable) - 1))
         return [c / (std + epsilon) for c in centred]
 
-    return _with_baseline(group.rewards, zscores)
+    return _apply(group.rewards, zscores)
 
 
 def rloo(group: ScoredGroup) -> list[float]:
@@ -47,9 +47,9 @@ def rloo(group: ScoredGroup) -> list[float]:
 
     def leave_one_out(scorable: list[float]) -> list[float]:
         scale = len(scorable) / (len(scorable) - 1)
-        return [scale * c for c in _centred(scorable)]
+        return [scale * c for c in _subtract_mean(scorable)]
 
-    return _with_baseline(group.rewards, leave_one_out)
+    return _apply(group.rewards, leave_one_out)
 
 
 def max_rl(group: ScoredGroup) -> list[float]:
@@ -65,10 +65,10 @@ def max_rl(group: ScoredGroup) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean, or add a constant to the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0 as all are >= 0 and some differ
-        return [c / mean for c in _centred(scorable)]
+        mean = math.fsum(scorable) / len(scorable)  # > 0, because all are >= 0 and some differ
+        return [c / mean for c in _subtract_mean(scorable)]
 
-    return _with_baseline(group.rewards, relative)
+    return _apply(group.rewards, relative)
 
 
 def none(group: ScoredGroup) -> list[float]:
@@ -92,7 +92,7 @@ def turn_group_mean(
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)
     columns = [
-        _with_baseline([turns[t] if t < len(turns) else None for turns in returns], _centred)
+        _apply([turns[t] if t < len(turns) else None for turns in returns], _subtract_mean)
         for t in range(longest)
     ]
     return [[column[i] for column in columns[: len(turns)]] for i, turns in enumerate(returns)]
@@ -103,7 +103,7 @@ def _returns(turns: Sequence[float] | None, discount: float) -> list[float]:
     return list(backwards)[::-1]
 
 
-def _with_baseline(
+def _apply(
     rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
 ) -> list[float]:
     """Apply `formula` to the scorable rewards, and return 0 for unscorable or equal rewards."""
@@ -114,7 +114,7 @@ def _with_baseline(
     return [next(advantages) if _is_scorable(r) else 0.0 for r in rewards]
 
 
-def _centred(scorable: list[float]) -> list[float]:
+def _subtract_mean(scorable: list[float]) -> list[float]:
     mean = math.fsum(scorable) / len(scorable)
     return [r - mean for r in scorable]
 

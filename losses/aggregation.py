@@ -11,8 +11,8 @@
 L_i: completion tokens of rollout i, L_iu: completion tokens of its turn u, S: rollouts, G: prompts,
 U: turns that have a token. All are counted in the *global* batch before it is split, so that value
 and gradient do not depend on micro-batches and ranks. A "sequence" of the papers is one rollout
-here. If its conversation forked into several rows, L_i counts the tokens of all rows, so that a
-fork does not change the rollout's weight. A rollout without tokens (for example after
+here. If it has several rows, L_i counts the tokens of all rows, so that the number of rows does not
+change the rollout's weight. A rollout without tokens (for example after
 truncation=mask) has weight 0 and does not count in S and G. A token that a correction or a loss
 masks still counts, so that the weights of other tokens do not change.
 """
@@ -48,7 +48,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return weights [S]: divide a rollout's sum by `length`, then average. arXiv:2503.20783."""
+    """Return token weights [S] that divide each rollout's sum by `length`. arXiv:2503.20783."""
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 

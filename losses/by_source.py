@@ -1,4 +1,4 @@
-"""Reinforcement and imitation in one batch: a loss by the source of each token.
+"""Reinforcement and imitation in one batch: the source of a token selects its loss.
 
     loss_t = policy_loss_t                          the policy sampled the token, now or earlier
     loss_t = -demonstration_weight * log pi         the token is a demonstration
@@ -19,14 +19,14 @@ from losses.tokens import TokenLoss, Tokens
 def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
-    """Return the loss [N]. `policy_loss` must not mix tokens of several sequences."""
+    """Return the loss [N]. `policy_loss` must compute the loss of each sequence separately."""
     is_shown = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 
-    def chosen(values: Tensor, shown: Tensor | float = 0.0) -> Tensor:
+    def select(values: Tensor, shown: Tensor | float = 0.0) -> Tensor:
         return torch.where(is_shown, shown, values)
 
     result = policy_loss(tokens)
-    metrics = {name: chosen(values) for name, values in result.metrics.items()}
-    clamped = None if result.ratio_clamped is None else chosen(result.ratio_clamped)
-    return TokenLoss(chosen(result.loss, imitation), metrics, clamped)
+    metrics = {name: select(values) for name, values in result.metrics.items()}
+    clamped = None if result.ratio_clamped is None else select(result.ratio_clamped)
+    return TokenLoss(select(result.loss, imitation), metrics, clamped)

@@ -1,14 +1,14 @@
 """Distributions over the teacher's K most likely tokens and one outcome for all other tokens.
 
     q_i = ref(token i), p_i = pi(token i)       i: the K candidates at the token's position
-    q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest of the vocabulary as one more outcome
+    q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest: all other tokens as one more outcome
 
 p and q are complete distributions over K+1 outcomes. So their divergence is never negative, is zero
 only if p = q, and is at most the divergence over the full vocabulary. If the K probabilities were
-renormalised instead, the policy could move probability to other tokens at no cost, and it would
-drift there (reverse divergence: arXiv:2608.14728). A sum over the K tokens alone is not a
-divergence and has another minimum (forward divergence: arXiv:2503.16870). A rest below 1e-6 counts
-as 1e-6 without gradient, because float32 cannot represent it precisely.
+renormalised instead, nothing would keep the policy from moving probability to all other tokens
+(reverse divergence: arXiv:2608.14728). A sum over the K tokens alone is not a divergence and has
+another minimum (forward divergence: arXiv:2503.16870). A rest below 1e-6 counts as 1e-6 without
+gradient, because float32 cannot represent it precisely.
 
 N: completion tokens, K: candidates of each token.
 """
@@ -25,9 +25,9 @@ def candidate_distributions(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return log p [N, K+1] with gradient, and log q [N, K+1]. Column K: all other tokens."""
     if tokens.candidate_logprobs is None or tokens.ref_candidate_logprobs is None:
         raise ValueError("this loss needs a teacher's candidates: use reference=model or endpoint")
-    return _with_rest(tokens.candidate_logprobs), _with_rest(tokens.ref_candidate_logprobs.detach())
+    return _add_rest(tokens.candidate_logprobs), _add_rest(tokens.ref_candidate_logprobs.detach())
 
 
-def _with_rest(logprobs: Tensor) -> Tensor:
+def _add_rest(logprobs: Tensor) -> Tensor:
     rest = 1 - logprobs.exp().sum(-1, keepdim=True)  # [N, 1]
     return torch.cat([logprobs, rest.clamp(min=MIN_REST).log()], -1)

@@ -1,6 +1,6 @@
 """Weights that correct the difference between the trainer's and vLLM's probability of a token.
 
-    w_t = exp(log old - log mu)          old: the trainer's own logprob, mu: vLLM's
+    w_t = old / mu          old: the trainer's probability before the update, mu: vLLM's probability
     w_i = product of w_t over sequence i
 
     none              1
@@ -10,9 +10,9 @@
     mis               w_i * 1[low <= w_i <= high]                        for every token of i
     geometric_mask    1[low <= exp(mean over i of log w_t) <= high]      for every token of i
 
-A weight multiplies its token's loss and has no gradient. If the anchor of a loss is mu, its ratio
-already corrects the mismatch, and a correction would count the mismatch twice. So corrections need
-old as the anchor. A log ratio is clamped to +-20 after summing, far beyond any cap or bound.
+A weight multiplies its token's loss and has no gradient. Corrections apply only if the loss divides
+pi by old. If a loss divides by mu, its ratio already corrects the difference. The log ratio of a
+token or sequence is clamped to +-20, which is far beyond any cap or bound.
 
 N: completion tokens of a micro-batch, S: its sequences, each with all its tokens.
 """
@@ -43,7 +43,7 @@ def none(
     sequence_ids: Tensor,  # noqa: ARG001
     num_sequences: int,  # noqa: ARG001
 ) -> Correction:
-    """Return weight 1 for every token, which leaves the loss unchanged."""
+    """Return weight 1 for every token."""
     return Correction(torch.ones_like(old_logprobs), {})
 
 
@@ -58,7 +58,7 @@ def tis_token(
     """Return each token's importance weight, at most `cap`. Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training".
     """
-    return _truncated(_token_ratio(old_logprobs, rollout_logprobs), cap)
+    return _truncate(_token_ratio(old_logprobs, rollout_logprobs), cap)
 
 
 def tis_sequence(
@@ -70,8 +70,8 @@ def tis_sequence(
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
     """Return each sequence's importance weight, at most `cap`. Its noise grows with the length."""
-    product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    return _truncated(_exp(product)[sequence_ids], cap)
+    product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
+    return _truncate(_clamped_exp(product)[sequence_ids], cap)
 
 
 def icepop(
@@ -85,7 +85,7 @@ def icepop(
 ) -> Correction:
     """Return each token's importance weight, or 0 outside low..high. IcePop, arXiv:2510.18855."""
     ratio = _token_ratio(old_logprobs, rollout_logprobs)  # [N]
-    return _masked(ratio, ratio, low, high)
+    return _mask_outside(ratio, ratio, low, high)
 
 
 def mis(
@@ -102,9 +102,9 @@ def mis(
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
     Training-Inference Mismatch".
     """
-    product = sum_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    ratio = _exp(product)[sequence_ids]  # [N]
-    return _masked(ratio, ratio, low, high)
+    product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
+    ratio = _clamped_exp(product)[sequence_ids]  # [N]
+    return _mask_outside(ratio, ratio, low, high)
 
 
 def geometric_mask(
@@ -117,27 +117,27 @@ def geometric_mask(
     high: float,
 ) -> Correction:
     """Return 1 if the geometric mean ratio of a sequence lies in low..high, else 0."""
-    mean = mean_per_sequence(_gap(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    ratio = _exp(mean)[sequence_ids]  # [N]
-    return _masked(torch.ones_like(ratio), ratio, low, high)
+    mean = mean_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
+    ratio = _clamped_exp(mean)[sequence_ids]  # [N]
+    return _mask_outside(torch.ones_like(ratio), ratio, low, high)
 
 
 def _token_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
     return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())  # [N]
 
 
-def _gap(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+def _log_w(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
     return (old_logprobs - rollout_logprobs).detach()  # [N]
 
 
-def _exp(log_ratio: Tensor) -> Tensor:
+def _clamped_exp(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _truncated(ratio: Tensor, cap: float) -> Correction:
+def _truncate(ratio: Tensor, cap: float) -> Correction:
     return Correction(ratio.clamp(max=cap), {"correction_truncated": (ratio > cap).float()})
 
 
-def _masked(weights: Tensor, ratio: Tensor, low: float, high: float) -> Correction:
+def _mask_outside(weights: Tensor, ratio: Tensor, low: float, high: float) -> Correction:
     keep = (ratio >= low) & (ratio <= high)  # [N]
     return Correction(weights * keep, {"correction_masked": (~keep).float()})

@@ -1,7 +1,7 @@
-"""Decoupled PPO: the staler a token, the closer its anchor is to the policy in training.
+"""Decoupled PPO: the ratio is bounded around a policy between mu and pi, closer to pi if stale.
 
     log prox = (1 - a) * log mu + a * sg(log pi)               a = staleness / (staleness + 1)
-    r        = pi / prox
+    r        = pi / prox                                       sg: without gradient
     w        = sg(min(prox / mu, weight_cap))
     loss_t   = w * max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation: discounted sums of value differences along a rollout.
+"""Generalised advantage estimation: discounted sums of temporal differences along a rollout.
 
     delta_l = r_l + gamma * V_(l+1) - V_l
     A_l     = delta_l + gamma * gae_lambda * A_(l+1)        after the last step V and A are 0

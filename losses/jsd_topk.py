@@ -1,7 +1,7 @@
 """Distillation by the generalised Jensen-Shannon divergence, between forward and reverse KL.
 
     m      = mix q + (1 - mix) p                                       q: teacher, p: policy
-    loss_t = mix KL(q || m) + (1 - mix) KL(p || m)                     over candidates and rest
+    loss_t = mix KL(q || m) + (1 - mix) KL(p || m)                     i: candidate, 0: the rest
     d loss_t / d log p_i = (1 - mix) p_i (log(p_i / m_i) - log(p_0 / m_0))
 
 The loss is bounded, so no single token can dominate. loss / mix tends to the forward KL as mix

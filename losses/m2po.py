@@ -1,7 +1,7 @@
 """M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
 
     m_t    = (log pi - log anchor)^2
-    bound  = the largest with mean of m_t over the batch's tokens below it <= max_second_moment
+    bound  = the largest b with (mean of all m_t < b in the batch) <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
 Unlike a clip, which masks more tokens the staler they are, this bound masks only outliers. The
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, log_ratio
 
-_WIDTH = 0.01  # of a bin, in |log ratio|
-_NUM_BINS = round(MAX_LOG_RATIO / _WIDTH) + 1  # the last bin holds clamped ratios
+_WIDTH = 0.01  # width of a bin of |log ratio|
+_NUM_BINS = round(MAX_LOG_RATIO / _WIDTH) + 1  # the last bin counts clamped ratios
 
 
 @dataclass(frozen=True, kw_only=True)
 class M2PO:
-    """The loss, with thresholds of the whole batch (rl/learner/batch_statistics.py)."""
+    """The loss. Its bound depends on the global batch (rl/learner/batch_statistics.py)."""
 
     max_second_moment: Annotated[float, Meta(gt=0)]
 
@@ -35,9 +35,9 @@ class M2PO:
         return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
-        """Return the masked surrogate [N]; masked_fraction [N] is 1 where a token is dropped."""
+        """Return the masked surrogate [N]. masked_fraction [N] is 1 at dropped tokens."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # The mean of m_t over all bins up to one grows from each bin to the next.
+        # Count the kept bins: the mean of m_t over the first k bins never falls when k grows.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]
@@ -48,4 +48,4 @@ class M2PO:
 def _bins(tokens: Tokens) -> Tensor:
     """Return the bin [N] of each token's |log ratio|."""
     distances = log_ratio(tokens.anchor, tokens.logprobs.detach()).abs()  # [N]
-    return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # NaN has no bin of its own
+    return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # count NaN in the last bin

@@ -5,9 +5,9 @@
     with dual_clip, if A < 0:  loss_t = min(loss_t, -A * dual_clip)
 
 A clipped token has no gradient. Without dual_clip the gradient of a token with A < 0 grows with its
-ratio without limit. With dual_clip it is 0 beyond the ratio dual_clip (> 1). The distances of the
-bounds from 1 are clip_low and clip_high. arXiv:1707.06347. Unequal bounds: DAPO, arXiv:2503.14476.
-Dual clip: arXiv:1912.09729.
+ratio without limit. With dual_clip (> 1) the gradient is 0 if the ratio exceeds dual_clip. clip_low
+and clip_high are distances of the bounds from 1. arXiv:1707.06347. Unequal bounds: DAPO,
+arXiv:2503.14476. Dual clip: arXiv:1912.09729.
 """
 
 from typing import Annotated

@@ -2,7 +2,7 @@
 
     ratio  = pi / anchor,   tau = tau_positive if A > 0, else tau_negative
     loss_t = -A * sigmoid(tau * (ratio - 1)) * 4 / tau
-    gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * p * (1 - p),  p = that sigmoid
+    gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * s * (1 - s),  s: the sigmoid
 
 At ratio 1 the gate is 1 and the gradient equals PPO's. The gate falls on both sides of 1, faster
 for a larger tau. SAPO needs aggregation=sequence_mean, as in its paper. Qwen, arXiv:2511.20347.
@@ -16,7 +16,7 @@ PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=se
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """Return the gated surrogate [N]. gate [N] is the kept share of PPO's unclipped gradient."""
+    """Return the loss [N]. gate [N] is its gradient divided by PPO's unclipped gradient."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]

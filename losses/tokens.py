@@ -68,7 +68,7 @@ class Tokens:
     @property
     def anchor(self) -> Tensor:
         """Logprobs [N] of the policy in the denominator of the ratio, without gradient."""
-        # With old as the anchor, losses/correction.py corrects the difference between old and mu.
+        # If old is the anchor, losses/correction.py corrects for the difference between old and mu.
         anchor = self.rollout_logprobs if self.old_logprobs is None else self.old_logprobs
         return anchor.detach()
 

@@ -5,7 +5,7 @@
 Few tokens of a chain of thought decide its direction. Training on these tokens alone is at least as
 good as training on all: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a
 batch together. This loss ranks each sequence alone, so that the split of the batch does not matter.
-Ties with the lowest kept entropy are kept. All tokens count in the aggregation's denominator.
+Tokens with equal entropies at the limit are all kept. The aggregation also counts dropped tokens.
 """
 
 from typing import Annotated
@@ -28,7 +28,7 @@ def top_entropy(
 ) -> TokenLoss:
     """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 if kept."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
-    kept = highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
+    kept = is_highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype
     )
     metrics = {name: values * kept for name, values in surrogate.metrics.items()}
@@ -36,7 +36,7 @@ def top_entropy(
     return TokenLoss(surrogate.loss * kept, {"kept_fraction": kept, **metrics}, clamped)
 
 
-def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
+def is_highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
     """Return a mask [N] of the ceil(fraction * length) highest values per sequence, with ties."""
     if not len(values):
         return torch.zeros_like(values, dtype=torch.bool)
@@ -45,6 +45,7 @@ def highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: 
     order = values.argsort(descending=True, stable=True)
     order = order[sequence_ids[order].argsort(stable=True)]  # [N]
     ends = lengths.cumsum(0)  # [S]
-    counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S] 1e-9 absorbs rounding errors
+    # Subtract 1e-9, so that rounding errors do not raise the result of `ceil`.
+    counts = (lengths.double() * fraction - 1e-9).ceil().long()  # [S]
     lowest = ends - lengths + counts - 1  # [S] index of the lowest kept value in `order`
     return values >= values[order][lowest][sequence_ids]

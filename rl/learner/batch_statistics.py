@@ -1,9 +1,9 @@
-"""Statistics of the whole batch for a loss that reads some, such as a threshold over its tokens.
+"""Statistics of the global batch for a loss that reads them, for example to compute a threshold.
 
-    statistics(tokens) -> [K]             sums over the tokens of a micro-batch
-    loss(tokens, statistics) -> TokenLoss     given their sums over all micro-batches and ranks
+    loss.statistics(tokens) -> [K]                  sums over the tokens of a micro-batch
+    loss(tokens, statistics=total) -> TokenLoss     total: [K] added over micro-batches and ranks
 
-Sums do not depend on the split of the batch, so neither does a threshold that follows from sums.
+Sums do not depend on the split of the batch, so a threshold computed from them does not either.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from rl.learner.objective import Objective, with_outputs
 
 
 def reads_statistics(objective: Objective) -> bool:
-    """Return whether the loss of the objective still needs the statistics of its batch."""
+    """Return whether the loss reads statistics that `with_statistics` has not passed to it yet."""
     return hasattr(objective.token_loss, "statistics")
 
 
 @torch.no_grad()
 def with_statistics(objective: Objective, batches: Sequence[Tokens]) -> Objective:
-    """Return the objective with the statistics of scored micro-batches of all ranks. Collective."""
+    """Return the objective whose loss gets the statistics of the global batch. Collective."""
     loss: Any = objective.token_loss
     seen = [with_outputs(b, b.logprobs, b.entropies, b.candidate_logprobs) for b in batches]
     total = torch.stack([loss.statistics(tokens).double() for tokens in seen]).sum(0)  # [K]

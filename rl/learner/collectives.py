@@ -1,7 +1,7 @@
-"""Exchange bytes between the ranks, and the store through which processes connect.
+"""Exchange bytes between the ranks, and create the store through which processes connect.
 
-PyTorch's collectives for Python objects unpickle what arrives. gloo and NCCL check no key. So with
-these collectives, any process that reaches their ports could run code in a rank.
+PyTorch's collectives for Python objects are not used, because they unpickle the received bytes, and
+gloo and NCCL do not authenticate senders. So any process could send code that a rank would run.
 """
 
 import socket
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 
-def gathered_bytes(own: bytes) -> list[bytes]:
+def gather_bytes(own: bytes) -> list[bytes]:
     """Return the bytes of every rank, in the order of the ranks. Collective."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     size = torch.tensor([len(own)], device=device)
@@ -26,8 +26,8 @@ def gathered_bytes(own: bytes) -> list[bytes]:
     return [each.cpu().numpy().tobytes()[: int(length)] for each, length in pairs]
 
 
-def listening_store(host: str, port: int, world: int | None, timeout: timedelta) -> dist.TCPStore:
-    """Return a store that listens only on `host`. TCPStore listens on every address by default."""
+def create_store(host: str, port: int, world: int | None, timeout: timedelta) -> dist.TCPStore:
+    """Create a TCPStore that listens only on `host`, not on every address as by default."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=4096) as listener:
         port = listener.getsockname()[1]

@@ -1,6 +1,6 @@
-"""A critic: a model that predicts before every token the reward that its rollout will still earn.
+"""A critic: a model that predicts, before each token, the rewards that the rollout will still get.
 
-    V(token) = head of the hidden state before it      a scalar head on the policy's architecture
+    V(token) = head(hidden state before the token)     head: a linear layer with one output
 
 The critic starts from the policy's model, adapter included, with a head of zeros. It has its own
 engine, optimizer and checkpoint. Before the policy's first update of a step, advantages and returns
@@ -9,8 +9,8 @@ trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A state is the first token of each step. A step is a token or a turn of a trained rollout with a
-reward. The policy's token weights (aggregation) do not apply to the critic.
+A step is one token or one turn (option `over`) of a trained rollout that has a reward. A state is
+the first token of a step. The token weights of the aggregation do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
 """
@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from losses.tokens import TokenLoss
 from rl.config.ranges import NonNegativeInt
 from rl.learner.deepspeed_engine import (
-    linearised,
+    linearise,
     load_engine,
     save_engine,
     start_engine,
@@ -39,7 +39,7 @@ from rl.learner.objective import Batch
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
 from rl.learner.token_table import TokenTable
-from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, at_tokens, credit
+from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, credit, rewards_at_tokens
 from rl.learner.weight_gradients import linear
 from rl.model.lora import has_adapter
 from rl.model.shared_prefixes import shares_prefixes, states_before
@@ -51,7 +51,7 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The settings that every critic is built from."""
+    """The settings of the run from which every critic is built."""
 
     load: Callable[[], PreTrainedModel]  # loads another copy of the policy's initial model
     ranks: Ranks
@@ -62,7 +62,7 @@ class CriticSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NoCritic:
-    """The choice of no critic (conf/critic/none.yaml)."""
+    """The options of conf/critic/none.yaml: the run has no critic."""
 
     estimates: ClassVar[bool] = False
 
@@ -93,7 +93,7 @@ class ValueModule(nn.Module):
         super().__init__()
         self.body = cast("PreTrainedModel", model.base_model)  # the model without its output head
         width = cast("nn.Embedding", self.body.get_input_embeddings()).weight.shape[-1]
-        # Start from zeros, because the values of a random head would be noise for the policy.
+        # Start from zeros, because a random head would add noise to the advantages.
         self.head = nn.Linear(width, 1, dtype=model.dtype, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -155,8 +155,8 @@ class Critic:
         # [R, L] True for the trained tokens of rollouts that have a reward
         counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
-        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN marks turns that the rollout does not have
-        rewards = at_tokens(turn_rewards, turns, table.exists)
+        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN: the rollout has no such turn
+        rewards = rewards_at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
             turns,
@@ -179,7 +179,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps towards the returns, and return their mean metrics.
+        """Take `updates` optimizer steps that move the values to the returns. Return mean metrics.
 
         No weight changes if a gradient is not finite, or if no token has a value target.
         """
@@ -200,7 +200,7 @@ class Critic:
             value = (targets.weights * result.loss).sum()
             gradients = torch.autograd.grad(value, [values])
             # DeepSpeed averages gradients over ranks, and the factor `world` makes the mean a sum.
-            self._engine.backward(linearised(value, gradients, [output]) * self._ranks.world)
+            self._engine.backward(linearise(value, gradients, [output]) * self._ranks.world)
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()
                 sums[name] = sums.get(name, torch.zeros_like(share)) + share

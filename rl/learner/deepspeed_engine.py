@@ -4,7 +4,7 @@ gradients      are summed in float32 over any number of backward passes, because
                sum would lose small gradients of later micro-batches. weight_gradients.py computes
                the gradient of each pass in float32
 clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
-first step     counts as Adam's first, although DeepSpeed steps once without gradients before it
+first step     is also Adam's first, although DeepSpeed takes one without gradients before it
 """
 
 import math
@@ -28,12 +28,12 @@ from torch.serialization import safe_globals
 from rl.learner.weight_gradients import keep_weight_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
-# The classes that a checkpoint may contain besides tensors, numbers, texts and collections.
+# The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
 class _TensorFiles(TorchCheckpointEngine):
-    """A class that reads and writes checkpoint files, and never runs code that a file contains."""
+    """A checkpoint engine of DeepSpeed that never runs code contained in a checkpoint file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return the state in a file. Raise ValueError if a class is not in _STATE_CLASSES."""
@@ -41,10 +41,10 @@ class _TensorFiles(TorchCheckpointEngine):
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
         except UnpicklingError as error:
-            # PyTorch's message advises to allow the class, but the file may be another person's.
+            # Replace PyTorch's message, which advises to allow the class, but it may be malicious.
             raise ValueError(
-                f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
-                "another person or of an older DeepSpeed may contain code: start a new run"
+                f"{path} is not loaded, because it is damaged or contains code, as a checkpoint "
+                "from another person or of an older DeepSpeed may: start a new run"
             ) from error
 
 
@@ -57,7 +57,7 @@ def start_engine(
     half: bool,  # train bfloat16 weights with float32 master copies
     external: Iterable[nn.Parameter] = (),  # parameters that are also used outside of their module
 ) -> Any:
-    """Return a DeepSpeed engine around `module`, typed Any because DeepSpeed's types are poor."""
+    """Return a DeepSpeed engine around `module`. DeepSpeed's types are incomplete, hence Any."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
         module.register_state_dict_post_hook(_drop_frozen)
         module.register_load_state_dict_post_hook(_ignore_missing_frozen)
@@ -80,12 +80,12 @@ def start_engine(
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
-    # DeepSpeed's own reader runs any code that a file contains.
+    # DeepSpeed's own checkpoint engine runs any code that a file contains.
     engine.checkpoint_engine = _TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
-        # Autograd sums the gradients of the micro-batches in grad_dtype, and float32 loses less. It
-        # needs no more memory, because DeepSpeed would copy the sums to float32 for the step.
+        # Autograd sums the gradients of the micro-batches in grad_dtype. Float32 sums need no more
+        # memory, because DeepSpeed would copy a bfloat16 sum to float32 for the step.
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
@@ -111,7 +111,7 @@ def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def gathered(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
+def gather(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
     """Return a context manager that gathers parameters on every rank. Collective under ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
         return deepspeed.zero.GatheredParameters(list(parameters))
@@ -150,29 +150,30 @@ def load_engine(engine: Any, folder: Path) -> None:
 
     Raises:
         RuntimeError: the file lacks a trained weight, or the module lacks a weight of the file.
+        ValueError: the folder lacks DeepSpeed's files.
     """
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
 
 
-def moves_weights(value: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Return True if a backward pass with these gradients of `value` is necessary.
+def needs_backward(value: Tensor, gradients: Sequence[Tensor]) -> bool:
+    """Return whether a backward pass is necessary, given the gradients of `value`.
 
-    It is also necessary if `value` is not finite, because its NaN makes DeepSpeed skip the step.
+    It is also necessary if `value` is not finite, because NaN gradients make DeepSpeed skip a step.
     """
     return not value.isfinite() or any(bool(gradient.any()) for gradient in gradients)
 
 
-def linearised(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
+def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     """Return a loss that has the weight gradients of `value`, given d value / d outputs.
 
     The loss is the sum of `gradients` times `outputs` (chain rule). `gradients` are constants, and
     `outputs` carry the module's autograd graph.
 
-    The loss is NaN if `value` is not finite, because DeepSpeed checks only gradients. A NaN
-    gradient reaches every rank. Each ZeRO stage then skips the step and empties its own buffers,
-    which `zero_grad` does not do in all stages.
+    If `value` is not finite, the loss is NaN, because DeepSpeed checks only gradients. NaN
+    gradients make every rank skip the step and empty the gradient buffers of its ZeRO stage.
+    `zero_grad` does not empty these buffers in all stages.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))

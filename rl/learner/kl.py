@@ -1,10 +1,10 @@
-"""The penalty for moving away from a reference policy (conf/kl).
+"""The penalty for a divergence of the policy from the reference (conf/kl).
 
     place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
-    place=reward    subtracts p - (mean p of the group) from a rollout's advantage, no gradient
-                    p = beta * sum over the rollout's tokens of (log pi - log ref)
+    place=reward    subtracts p - (mean p of the group) from a rollout's advantage
+                    p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
-docs/losses.md explains place=reward. With `target_kl` beta is adapted after every step:
+docs/losses.md explains place=reward. If `target_kl` is set, beta is adapted after every step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -26,7 +26,7 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """A KL estimator (losses/kl.py) with the weight beta. Beta 0 needs no reference."""
+    """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, no reference is needed."""
 
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
@@ -35,7 +35,7 @@ class KLPenalty:
 
     @property
     def is_active(self) -> bool:
-        """True if beta is above 0, so that there is a penalty."""
+        """True if the run has a penalty: beta is above 0."""
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:

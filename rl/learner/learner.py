@@ -1,6 +1,6 @@
 """The learner: policy, objective, reference and critic of a run, and one training step with them.
 
-It needs only the configuration, and imports nothing of rollouts, vLLM or the training loop.
+This module imports neither the rollouts process nor vLLM nor the training loop.
 """
 
 import json
@@ -37,7 +37,7 @@ _STATE = "learner.json"
 def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
-    # An adapter's files name the base model, by its name on the hub or else by its local folder.
+    # adapter_config.json names the base model: its name on the hub, or else its local folder.
     name = None if run.init_from else run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
@@ -51,12 +51,12 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
 
 
 def _without_weights(batch: Batch) -> Batch:
-    """Set the token weights of a micro-batch to 0, so that it does not train the policy."""
+    """Return a micro-batch with token weights of 0, so that it does not train the policy."""
     return replace(batch, token_weights=torch.zeros_like(batch.token_weights))
 
 
 class Learner:
-    """Policy, objective, reference and critic on one rank. All ranks call a method together."""
+    """Policy, objective, reference and critic on one rank. All ranks call each method together."""
 
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
         self._run, self._ranks, self._model = run, ranks, run_folder.model()
@@ -83,7 +83,7 @@ class Learner:
             self.policy.load(self._model.parent)  # the model is the export of a checkpoint
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # If one model computes padded rows, micro-batches must be limited by padded tokens.
+        # If one of the models computes padded rows, the plan must count padded tokens.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
@@ -103,7 +103,7 @@ class Learner:
         )
 
     def _load_reference(self) -> Reference | None:
-        """Return the reference, or None to save memory if no loss or penalty needs a reference."""
+        """Return the reference, or None if no loss or penalty reads its logprobs."""
         if not needs_reference(self._run.plain()):
             return None
         setting = ReferenceSetting(
@@ -137,7 +137,7 @@ class Learner:
 
         `observer` receives the numbers of every token in each update (rl/learner/observation.py).
         """
-        # Set the seed of the random numbers (dropout, some losses) at every step, on every rank. So
+        # Seed the random numbers of dropout and custom losses at every step, on every rank. So
         # a resumed run draws the same numbers, and checkpoints need not store RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
@@ -158,7 +158,7 @@ class Learner:
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)
-            # Also count a step that the critic skips, so that a broken critic ends the run.
+            # Also report a step that only the critic skipped, so that a broken critic ends the run.
             skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
             stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:

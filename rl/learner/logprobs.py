@@ -22,7 +22,7 @@ class Rows:
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, N of them True
     envs: tuple[str, ...]  # [B] name of each row's environment, or ""
-    temperatures: Tensor | None = None  # [N, 1], or None: the run has one temperature
+    temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class PolicyModule(nn.Module):
         self,
         model: PreTrainedModel,
         *,
-        chunk: int,  # number of tokens whose logits are in memory together
+        chunk: int,  # number of tokens whose logits are in memory at a time
         entropy_gradient: bool = False,  # return entropies with a gradient
         head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
     ) -> None:
@@ -59,12 +59,12 @@ class PolicyModule(nn.Module):
 
     @property
     def heads(self) -> nn.Module:
-        """The output head, or a module with the original head and its trained copy."""
+        """The output head, or peft's module of the original head and its trained copy."""
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
     def head(self) -> nn.Linear:
-        """The linear layer that computes the logits: the trained copy, if there is one."""
+        """The linear layer that computes the logits. If the head has a trained copy, the copy."""
         return cast("nn.Linear", active_module(self.heads))
 
     @property
@@ -80,7 +80,7 @@ class PolicyModule(nn.Module):
         *,
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
-        top_k: tuple[int, int] | None = None,  # K and the size of the vocabulary
+        top_k: tuple[int, int] | None = None,  # K, and the number of tokens to choose from
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
 

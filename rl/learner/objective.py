@@ -45,14 +45,14 @@ class Batch(Tokens):
     # The same N completion tokens after prompts with hints, if the reference sees hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
-    temperatures: Tensor | None = None  # [N, 1] of sampling, or None: the run has one temperature
+    temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
-    scored: bool = False  # whether `logprobs` and `entropies` are set, before the first update
+    scored: bool = False  # whether `logprobs` and `entropies` are from before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
-        """Move a micro-batch to `device`, with its completion tokens flattened row by row.
+        """Return a micro-batch on `device`, with its completion tokens flattened row by row.
 
         `step` is the index of the current step, which equals the version of the policy in training.
         """
@@ -62,20 +62,20 @@ class Batch(Tokens):
         positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
         unknown = torch.full(rows.shape, torch.nan)  # [N]
         tensors: dict[str, Any] = {
-            **{name: _tensor(getattr(micro, name))[mask] for name in _FLAT},
-            "token_ids": _tensor(micro.token_ids),
+            **{name: _to_tensor(getattr(micro, name))[mask] for name in _FLAT},
+            "token_ids": _to_tensor(micro.token_ids),
             "mask": mask,
             "logprobs": unknown,
             "entropies": unknown,
             "sequence_ids": rows,
             # A token that no policy sampled has version -1, so its staleness is step + 1.
-            "staleness": step - _tensor(micro.token_versions)[mask],
-            "rollout_ids": _tensor(micro.rollout_ids)[rows],
-            "group_ids": _tensor(micro.group_ids)[rows],
-            "positions": _tensor(positions)[mask],
+            "staleness": step - _to_tensor(micro.token_versions)[mask],
+            "rollout_ids": _to_tensor(micro.rollout_ids)[rows],
+            "group_ids": _to_tensor(micro.group_ids)[rows],
+            "positions": _to_tensor(positions)[mask],
         }
         if micro.hinted_token_ids is not None and micro.hinted_mask is not None:
-            tensors["hinted_token_ids"] = _tensor(micro.hinted_token_ids)
+            tensors["hinted_token_ids"] = _to_tensor(micro.hinted_token_ids)
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
@@ -88,7 +88,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return what the token loss sees: the tokens with the outputs of a forward pass."""
+    """Return the input of the token loss: the tokens with the outputs of a forward pass."""
     return replace(
         tokens,
         logprobs=logprobs,
@@ -103,7 +103,7 @@ def with_outputs(
 _FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}) - {"token_ids"}
 
 
-def _tensor(values: np.ndarray) -> Tensor:
+def _to_tensor(values: np.ndarray) -> Tensor:
     """Convert an array to a tensor. Arrays of integers or booleans become int64."""
     return torch.tensor(values, dtype=None if values.dtype.kind == "f" else torch.int64)
 
@@ -112,8 +112,8 @@ def _tensor(values: np.ndarray) -> Tensor:
 class Objective:
     """The loss of each token: its corrected token loss, KL penalty and entropy bonus.
 
-    `correction` applies if the batch has old logprobs. Otherwise the anchor of the token loss is
-    the sampler, and the ratio needs no correction.
+    `correction` applies only if the batch has old logprobs. Otherwise the ratio to vLLM's logprobs
+    already corrects the difference between trainer and vLLM.
     """
 
     token_loss: TokenLossFunction
@@ -131,10 +131,10 @@ class Objective:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
-        A metric has one number per token [N], or one for all tokens, as the dry call has checked.
+        A metric has one number per token [N], or one number for all tokens.
 
         Raises:
-            ValueError: the token loss is not one number per token. It may vary with the data.
+            ValueError: the token loss did not return one number per token for this batch.
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
@@ -145,7 +145,7 @@ class Objective:
             )
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
-            **_detached(result.metrics),
+            **_detach(result.metrics),
             "entropy": tokens.entropies,
             "kl_to_rollout": gap.expm1() - gap,  # k3 estimate of KL(mu || pi)
         }
@@ -157,7 +157,7 @@ class Objective:
             corrected = self.correction(*anchors, tokens.sequence_ids, tokens.num_sequences)
             loss = corrected.weights * loss
             metrics["correction"] = corrected.weights
-            metrics |= _detached(corrected.metrics)
+            metrics |= _detach(corrected.metrics)
         if self.kl and tokens.ref_logprobs is not None:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
             # Report the divergence whenever there is a reference, even if beta is 0.
@@ -169,5 +169,5 @@ class Objective:
         return loss, metrics
 
 
-def _detached(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _detach(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: values.detach() for name, values in metrics.items()}

@@ -1,9 +1,8 @@
 """The numbers of every completion token in each update, for the token record.
 
-docs/token-record.md explains each number. rl/learner/policy.py computes the gradients of any
-objective at the module's outputs. `grad` is the derivative by log pi with all other outputs held
-constant: those of the entropies are -bonus * weight, and `candidate_grad` sums the absolute
-gradients of the candidates.
+docs/token-record.md explains each number. `grad` is the derivative of the objective with respect to
+log pi of the token, with entropies and candidates held constant. `candidate_grad` is the sum of the
+absolute derivatives with respect to log pi of the candidates.
 
 N: completion tokens of a micro-batch.
 """
@@ -15,10 +14,10 @@ from torch import Tensor
 from rl.learner.objective import Batch
 
 Observer = Callable[[int, int, Mapping[str, Tensor]], None]
-"""Receives (update, micro, numbers) once per micro-batch of each update.
+"""The function that receives (update, micro, numbers) once per micro-batch of each update.
 
-`update` is the index of the update of the batch, `micro` that of the micro-batch on its rank, and
-`numbers` are the micro-batch's numbers [N] by name.
+`update` is the index of the update, `micro` is the index of the micro-batch on this rank, and
+`numbers` contains the micro-batch's numbers [N] by name.
 """
 
 _NAMED = ("entropy", "correction")
@@ -32,7 +31,7 @@ def observation(
     grads: Sequence[Tensor],  # gradients of logprobs [N], of entropies [N], of candidates [N, K]
     metrics: Mapping[str, Tensor],  # [N] metrics of the objective
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name, without numbers that the run does not compute."""
+    """Return the numbers [N] by name. Leave out those that the run does not compute."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {
@@ -49,7 +48,7 @@ def observation(
         **{
             f"metric_{name}": values
             for name, values in metrics.items()
-            # Leave out metrics of a custom loss that are one number for the micro-batch.
+            # Leave out metrics that have one number for all tokens.
             if name not in (*_NAMED, *_DERIVED) and values.shape == logprobs.shape
         },
     }

@@ -1,4 +1,4 @@
-"""Optimizers and the learning rate over the steps of a run (conf/optim)."""
+"""Optimizers and learning rate schedules (conf/optim)."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW with warm-up and decay (conf/optim/adamw). Vectors (norms) have no weight decay."""
+    """AdamW with a schedule (conf/optim/adamw). Weight decay applies only to matrices."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -29,7 +29,7 @@ class AdamW:
     def optimizer(
         self,
         parameters: Iterable["torch.nn.Parameter"],
-        embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 Muon needs them
+        embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 only Muon uses them
     ) -> "torch.optim.Optimizer":
         """Return an AdamW optimizer of the trainable parameters.
 
@@ -71,7 +71,7 @@ class AdamW:
 class Muon(AdamW):
     """Muon (muon.py) for hidden matrices, AdamW for all other parameters (conf/optim/muon)."""
 
-    whole_matrices: ClassVar[bool] = True  # needs whole matrices, which ZeRO splits
+    whole_matrices: ClassVar[bool] = True  # so ZeRO, which splits them, is refused
 
     momentum: BelowOne
     nesterov: bool
@@ -83,7 +83,7 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer. A group's `lr_ratio` scales its learning rate."""
+        """Return Muon and AdamW as one optimizer. `lr_ratio` scales a group's learning rate."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW

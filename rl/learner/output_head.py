@@ -4,9 +4,9 @@
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
-The logits of a batch (tokens times vocabulary) are often larger than the model. OutputHead keeps
-one chunk of logits in memory at a time, and computes it again in the backward pass. It sums the
-chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
+The logits of a batch (tokens times vocabulary) are often larger than the model. So OutputHead
+computes logits in chunks, and again in the backward pass. It sums the chunks' gradients of W in
+float32, because autograd's sum in bfloat16 would lose small gradients.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
@@ -23,7 +23,7 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """The output head as an autograd function that returns logprobs, and entropies or None."""
+    """The output head as an autograd function. It keeps one chunk of logits in memory at a time."""
 
     @staticmethod
     def forward(
@@ -43,7 +43,7 @@ class OutputHead(torch.autograd.Function):
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)
         normalisers, logprobs, entropies = [], [], []
-        # Without tokens, `split` yields one empty chunk.
+        # `strict=False`, because one temperature for all chunks is repeated without end.
         for h, t, divisor in zip(
             hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
         ):
@@ -62,10 +62,10 @@ class OutputHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] because of the decorator
         ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor
     ) -> Any:
-        """Return the gradients, from logits that are computed again chunk by chunk."""
+        """Return the gradients. Compute the logits again, chunk by chunk."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype = ctx.settings
@@ -124,8 +124,8 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Models of one family pad their vocabularies differently. So only the first `vocabulary` tokens,
-    which the policy also has, are candidates.
+    Only the first `vocabulary` tokens, which the policy also has, can be returned. A teacher of the
+    same family may pad its vocabulary further.
     """
     weight = head.weight.to(dtype)
     best = [

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from rl.learner.batch_statistics import reads_statistics, with_statistics
 from rl.learner.deepspeed_engine import (
-    gathered,
-    linearised,
+    gather,
+    linearise,
     load_engine,
-    moves_weights,
+    needs_backward,
     save_engine,
     start_engine,
     take_step,
@@ -102,7 +102,7 @@ class Policy:
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        # Logprobs of the preparation serve for the statistics of the first update only.
+        # Logprobs from rl/learner/preparation.py are those of the policy before the first update.
         later = [replace(b, scored=False) for b in batches]
         metrics = [
             self._update(
@@ -129,7 +129,7 @@ class Policy:
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         if reads_statistics(objective) and len(batches) > 1:
-            scored = [batch if batch.scored else self.scored(batch) for batch in batches]
+            scored = [batch if batch.scored else self.with_scores(batch) for batch in batches]
             objective = with_statistics(objective, scored)
         for number, batch in enumerate(batches):
             outputs = self.engine(
@@ -141,18 +141,18 @@ class Policy:
             # on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            if reads_statistics(objective):  # this is the only micro-batch
+            if reads_statistics(objective):  # one micro-batch: its outputs are enough
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # Always run backward for the first micro-batch, because a step needs gradients.
-            idle = number > 0 and not self.ranks.any(moves_weights(value, gradients))
+            # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
+            idle = number > 0 and not self.ranks.any(needs_backward(value, gradients))
             if not idle:
                 # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
-                self.engine.backward(linearised(value, gradients, outputs) * self.ranks.world)
+                self.engine.backward(linearise(value, gradients, outputs) * self.ranks.world)
             metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
             fresh = batch.staleness == 0
             sums.add(value, logprobs, batch.rollout_logprobs, fresh, metrics)
@@ -174,8 +174,8 @@ class Policy:
         return self._score(batch.token_ids, batch.mask, self._temperature_of(batch))[0]
 
     @torch.no_grad()
-    def scored(self, batch: Batch) -> Batch:
-        """Return the micro-batch with the policy's logprobs and entropies. Collective."""
+    def with_scores(self, batch: Batch) -> Batch:
+        """Return the micro-batch with the current policy's logprobs and entropies. Collective."""
         options = {"entropies": True, "candidates": batch.candidates}
         temperature = self._temperature_of(batch)
         outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
@@ -184,7 +184,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return logprobs and `top_k` most likely tokens under the base model. Collective."""
+        """Return logprobs and `top_k` most likely tokens, without the adapter. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -214,21 +214,21 @@ class Policy:
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return all weights by Hugging Face name: tied weights once, the adapter merged in.
 
-        Weights on a GPU are copied into the tensors `places` on the host, if these fit. Ranks other
-        than 0 return {}. Collective, because under ZeRO-3 each rank holds a shard.
+        Weights on a GPU are copied into the CPU tensors `places` with the same name, shape and
+        dtype. Ranks other than 0 return {}. Collective, because under ZeRO-3 ranks hold shards.
         """
-        return self._collected(full_weights(self.engine.module.model), places)
+        return self._collect(full_weights(self.engine.module.model), places)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
-        return self._collected(adapter_weights(self.engine.module.model))
+        return self._collect(adapter_weights(self.engine.module.model))
 
-    def _collected(
+    def _collect(
         self, recipes: Iterable[Recipe], places: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}
         for recipe in recipes:
-            with gathered(self.engine, recipe.parts):
+            with gather(self.engine, recipe.parts):
                 if self.ranks.first:
                     made = recipe.make(*recipe.parts)
                     place = (places or {}).get(recipe.name) if made.is_cuda else None

@@ -1,4 +1,4 @@
-"""Quantities that are computed once per batch and stay fixed during its updates.
+"""Compute once per batch the quantities that stay fixed during its updates.
 
     old           log pi before the step's first update, if one batch gets several updates
     ref           logprobs of the reference, if a loss or a penalty reads them
@@ -32,9 +32,9 @@ class Preparation:
     Attributes:
         reference: None if no loss or penalty reads a reference.
         keeps_old: whether a batch gets several updates, which need the old logprobs.
-        compared: whether advantages subtract a baseline. Then penalties subtract one, too.
+        compared: whether advantages and penalties are relative to the mean of the group.
         critic: None if the run has no critic. Then the batch contains the advantages.
-        for_statistics: whether the loss reads statistics, possibly of entropies.
+        for_statistics: whether the loss reads statistics. Then entropies are computed, too.
     """
 
     policy: Policy
@@ -47,7 +47,7 @@ class Preparation:
     for_statistics: bool = False
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches on the device with all fields set, and metrics of the step."""
+        """Return the micro-batches on the device with these quantities, and metrics of the step."""
         batches = [
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
@@ -69,7 +69,7 @@ class Preparation:
         penalised = self.reference is not None and self.kl.is_active and self.kl.place == "reward"
         needs_old = self.keeps_old or penalised
         if needs_old and self.for_statistics:
-            batches = [self.policy.scored(b) for b in batches]
+            batches = [self.policy.with_scores(b) for b in batches]
         old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
         penalties = (
@@ -96,7 +96,7 @@ class Preparation:
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
         """Subtract the penalty of each rollout from its advantages."""
-        # Sum the penalties of each rollout over ranks, because a rollout may have rows on several.
+        # Sum over the ranks, because the rows of one rollout may be on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, penalty in zip(batches, penalties, strict=True):
             lost.index_add_(0, b.rollout_ids.cpu(), penalty.cpu())

@@ -1,4 +1,4 @@
-"""The ranks: the processes that train together, and how they connect."""
+"""Connect the ranks, which are the processes that train together."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
-from rl.learner.collectives import gathered_bytes, listening_store
+from rl.learner.collectives import create_store, gather_bytes
 from rl.runtime.failure import RunFailed
 
 _SCHEME = "listening"
@@ -25,7 +25,7 @@ _SCHEME = "listening"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, the number of ranks, the device, and small collectives."""
+    """The rank of this process, the number of ranks, the device, and collectives of one value."""
 
     rank: int
     world: int
@@ -39,7 +39,7 @@ class Ranks:
         Without a file they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # The supervisor sets DS_ACCELERATOR to the device that it has planned for this rank.
+        # The supervisor sets DS_ACCELERATOR to the device of this rank.
         default = "cuda" if torch.cuda.is_available() else "cpu"
         cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:
@@ -70,7 +70,7 @@ class Ranks:
         """Return rank 0's `word` on every rank. Collective."""
         if self.world == 1:
             return word
-        return gathered_bytes(word.encode())[0].decode()
+        return gather_bytes(word.encode())[0].decode()
 
     def sum(self, value: float) -> float:
         """Return the sum of `value` over all ranks. Collective."""
@@ -105,8 +105,8 @@ def _use_gpu(number: int) -> None:
 def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
-    If MASTER_ADDR is an IP address, rank 0 listens on it only. If it is a host name, rank 0 listens
-    on all addresses, because its host may resolve it to loopback. Under torchrun its agent listens.
+    If MASTER_ADDR is an IP address, rank 0 listens on it only. If it is a name, rank 0 listens on
+    all addresses, because its host may resolve it to loopback. Under torchrun its agent listens.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -121,24 +121,24 @@ def init_method(rank: int) -> str:
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     """Yield (TCP store that listens only on the URL's address, rank, world size).
 
-    PyTorch's default store listens on all addresses, without authentication. PyTorch calls this
-    function with rank and world size in the URL.
+    PyTorch calls this function with rank and world size in the URL. Its default store would listen
+    on all addresses, without authentication.
     """
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])
-    yield listening_store(str(parsed.hostname), int(parsed.port or 0), world, timeout), rank, world
+    yield create_store(str(parsed.hostname), int(parsed.port or 0), world, timeout), rank, world
 
 
 dist.register_rendezvous_handler(_SCHEME, _listen)
 
 
 def compile_cpu_op() -> None:
-    """Compile DeepSpeed's shared-memory op in the Python environment, unless it is compiled.
+    """Compile DeepSpeed's shared-memory op into the Python environment, unless it is there.
 
-    PyTorch marks a running compilation by a lock file. If the compiling process is killed, the file
-    remains, and every later process would wait forever. A kernel lock ends with its process, so
-    this function compiles under a kernel lock, and first deletes the lock files that remain.
+    PyTorch creates a lock file during a compilation. If the compiling process is killed, the file
+    remains, and every later process would wait forever. So this function takes an flock, which the
+    kernel releases when the process ends, and then deletes old lock files.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from losses.tokens import log_ratio
-from rl.learner.collectives import gathered_bytes
+from rl.learner.collectives import gather_bytes
 
-_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums of a rank, largest gap
+_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums and maximum of a rank
 
 
 class TokenSums:
@@ -43,8 +43,8 @@ class TokenSums:
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # Count a single number once per token, so that the mean does not depend on the split
-            # and micro-batches without tokens do not count.
+            # Weight a single number by the number of tokens, so that a micro-batch without tokens
+            # does not count.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
@@ -65,7 +65,7 @@ class TokenSums:
         own = {name: float(value.double()) for name, value in self._sums.items()}
         # Send names with the sums, because a loss may return a metric for some micro-batches only.
         sent = msgspec.msgpack.encode((own, float(self._largest)))
-        ranks = [_RANK.decode(each) for each in gathered_bytes(sent)]
+        ranks = [_RANK.decode(each) for each in gather_bytes(sent)]
         totals: dict[str, float] = defaultdict(float)
         for sums, _ in ranks:
             for name, value in sums.items():
@@ -76,7 +76,7 @@ class TokenSums:
             for name, total in totals.items()
             if name.startswith("mean/")
         }
-        # Use torch's maximum, because it keeps a NaN of any rank.
+        # Use torch's maximum, because Python's may drop a NaN.
         largest = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
         return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
 

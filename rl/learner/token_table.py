@@ -1,9 +1,9 @@
-"""The completion tokens of a global batch in one table, one line per rollout.
+"""Tables of the completion tokens of a global batch, with one line per rollout.
 
-A forked rollout has several rows, which may be in several micro-batches and on several ranks. A
-critic's returns run along the whole rollout, so they need all tokens of a rollout in one line.
+A forked rollout has several rows, which may be in several micro-batches and on several ranks. The
+advantages from a critic are computed along the whole rollout, so they need its tokens in one line.
 
-R: rollouts of the global batch. Completion tokens: L of the longest rollout, N of a micro-batch.
+R: rollouts of the global batch, L: completion tokens of the longest one, N: of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class TokenTable:
                 line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # a value is 0 on all ranks but one, so the sum copies it
+        dist.all_reduce(flat)  # each value is 0 on all other ranks, so the sum copies it
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)

@@ -6,9 +6,9 @@
     return of a step = advantage + value: the target for the value of its first token
 
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
-was cut off, because no row has the next state, and because the length limit is a rule of the task.
+was cut off, because its next state was not sampled and the length limit is a rule of the task.
 
-R: rollouts of the global batch. L, K: largest number of completion tokens, turns of a rollout.
+R: rollouts of the global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class ValueTargets:
 
 @dataclass(frozen=True, eq=False)
 class ValueCredit:
-    """The advantage of each token, and the return that its value should predict."""
+    """The advantages of the tokens, and the returns that the values should predict."""
 
     advantages: Tensor  # [R, L] advantage of each token, 0 for untrained tokens
     returns: Tensor  # [R, L] return of each token's step
@@ -46,7 +46,7 @@ def credit(
     values: Tensor,  # [R, L] value predicted before each token
     turns: Tensor,  # [R, L] index of each token's assistant turn, ascending
     exists: Tensor,  # [R, L] True for trained tokens of rollouts that have a reward
-    rewards: Tensor,  # [R, L] reward of each token (`at_tokens`)
+    rewards: Tensor,  # [R, L] reward of each token (`rewards_at_tokens`)
     *,
     estimator: Estimator,
     over: Literal["tokens", "turns"],  # whether a step is a token or a turn
@@ -65,10 +65,10 @@ def credit(
     advantages = estimator(by_step(rewards, exists), step_values)
     returns = (advantages + step_values).gather(1, step)
     advantages = advantages.gather(1, step) * exists
-    return ValueCredit(_whitened(advantages, exists) if whiten else advantages, returns, starts)
+    return ValueCredit(_whiten(advantages, exists) if whiten else advantages, returns, starts)
 
 
-def at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
+def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
     """Return rewards [R, L] with the reward of each turn [R, K] at the turn's last token.
 
     The reward of a turn without tokens is at the preceding token, or else at the first token.
@@ -82,7 +82,7 @@ def at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
     return rewards.scatter_add(1, last, turn_rewards) if exists.numel() else rewards
 
 
-def _whitened(advantages: Tensor, exists: Tensor) -> Tensor:
+def _whiten(advantages: Tensor, exists: Tensor) -> Tensor:
     """Return the advantages minus their mean, divided by their standard deviation."""
     known = advantages[exists]  # [N]
     if not len(known):

@@ -1,9 +1,9 @@
-"""Gradients of weights in float32 while everything else stays in bfloat16.
+"""Layers whose weights have float32 gradients, while everything else stays in bfloat16.
 
 A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
 round every micro-batch's weight gradients to the 8 bits of bfloat16 (0.16 %), and the total would
-depend on the split. The layers in this file compute the same outputs, but return their weight
-gradients without rounding. `Tensor.grad_dtype` (deepspeed_engine.py) keeps them in float32.
+depend on the split. The layers in this file compute the same outputs, but do not round their weight
+gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps them in float32.
 
 N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
 """
@@ -59,7 +59,7 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] because of the decorator
         ctx: Any, grads: Tensor
     ) -> Any:
         inputs, weight = ctx.saved_tensors
@@ -81,7 +81,7 @@ class _EmbeddingFunction(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] its decorator's
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] because of the decorator
         ctx: Any, grads: Tensor
     ) -> Any:
         (token_ids,) = ctx.saved_tensors

@@ -1,1 +1,1 @@
-"""Package for models on disk and in memory: pretrained, tiny, tokenizer, LoRA."""
+"""Models on disk and in memory: pretrained and tiny models, tokenizers, LoRA."""

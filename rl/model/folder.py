@@ -1,4 +1,4 @@
-"""Functions that inspect a model folder in Hugging Face format without loading the weights."""
+"""Inspect a model folder in Hugging Face format without loading the weights."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# An architecture with such a name does not predict the next token, so it cannot be the policy.
+# Names of architectures that do not predict the next token, so they cannot be the policy.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -36,7 +36,7 @@ def shapes_of(path: Path) -> dict[str, list[int]]:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
 
-def listed_files(folder: Path) -> set[str] | None:
+def files_in_index(folder: Path) -> set[str] | None:
     """Return the names of weight files that the index lists, or None if the folder has no index."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
@@ -44,14 +44,14 @@ def listed_files(folder: Path) -> set[str] | None:
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
-def missing_weights(folder: Path) -> str | None:
-    """Return the name of a missing weight file, or None if no file is missing."""
-    if (listed := listed_files(folder)) is not None:
+def missing_weight_file(folder: Path) -> str | None:
+    """Return the name of a missing file of weights, or None if no file is missing."""
+    if (listed := files_in_index(folder)) is not None:
         return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
 
 
-def damaged_weights(folder: Path) -> str | None:
+def damaged_weight_file(folder: Path) -> str | None:
     """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
@@ -77,8 +77,8 @@ def fingerprint(folder: Path) -> str:
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy tokenizer, chat template and generation config of a model folder to another folder.
 
-    A link to a file outside the model folder is not copied. The file could be private, and users
-    publish checkpoints.
+    Do not copy a link to a file outside the model folder, because the file could be private and
+    users publish checkpoints.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
@@ -96,9 +96,9 @@ def links_outside(path: Path) -> bool:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the module names of the model's linear layers, without embedding, head and experts.
+    """Return the last names of the model's linear layers, without embedding, head and experts.
 
-    The router of experts is left out, too, because transformers does not make it a linear layer.
+    Leave out the router of experts, too, because in transformers it is no linear layer.
     """
     tensors = [
         tensor.removesuffix(".weight").split(".")
@@ -124,7 +124,7 @@ def check_trainable(folder: Path) -> None:
             "whose config.json has an architecture ...ForCausalLM"
         )
     if quantised := config.get("quantization_config"):
-        how = quantised.get("quant_method", "somehow")
+        how = quantised.get("quant_method", "unknown method")
         raise ValueError(
             f"{folder} contains quantised weights ({how}), which cannot be trained: choose the "
             "bfloat16 model that was quantised"

@@ -69,12 +69,12 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
 
 def recompute_layers(model: PreTrainedModel) -> None:
     """Enable gradient checkpointing: store only each layer's input for the backward pass."""
-    # With use_reentrant=True there would be no gradient if the embeddings are frozen (LoRA).
+    # With use_reentrant=True, frozen embeddings (LoRA) would leave all layers without gradients.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each decoder layer for inputs of any shape. Raise ValueError if there are none.
+    """Compile each decoder layer for inputs of any shape. Raise ValueError if it finds no layer.
 
     torch.compile compiles the first layer, and the other layers reuse the result. Weights keep
     their names. Embeddings, the chunked output head and DeepSpeed are not compiled.

@@ -4,9 +4,9 @@
 
 W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
 peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
-stay frozen. transformers fuses them into one tensor per layer, for which peft would double the
-rank of A and B, and vLLM cannot load such an adapter. torch and peft are imported inside
-functions, because the supervisor imports this module and must not import torch.
+get no adapter. transformers fuses them into one tensor per layer, for which peft would double the
+rank of A and B, and vLLM cannot load that. torch and peft are imported inside functions, because
+the supervisor imports this module and must not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """The choice adapter=none: no adapter, all weights are trained."""
+    """The options of conf/adapter/none.yaml: no adapter, so all weights are trained."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
         """Return the model unchanged."""
@@ -140,7 +140,7 @@ def check_targets(targets: str | Sequence[str]) -> None:
 
 
 def _has_experts(model: PreTrainedModel) -> bool:
-    # Also check the name, because weights of 1-d convolutions have three dimensions, too.
+    # Check the name, too, because weights of 1-d convolutions also have three dimensions.
     return any(
         parameter.ndim == 3 and "experts" in name.split(".")  # [experts, out, in]
         for name, parameter in model.named_parameters()
@@ -175,7 +175,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return the trained copy of a module (modules_to_save), or the module if none is active."""
+    """Return a module's trained copy (modules_to_save), or the module itself if none is active."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -184,7 +184,7 @@ def active_module(module: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to compute one tensor that is pushed or saved."""
+    """The name of a tensor that is pushed or saved, and the function that computes it."""
 
     name: str  # name of the tensor
     parts: list[nn.Parameter]  # parameters from which `make` computes it. ZeRO-3 gathers them first
@@ -206,7 +206,7 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
             yield Recipe(f"{owner}.weight", parts, _merge_function(layer))
         else:
             plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
-            yield Recipe(plain, [parameter], _as_is)
+            yield Recipe(plain, [parameter], _detach)
 
 
 def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
@@ -214,10 +214,10 @@ def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
-            yield Recipe(f"base_model.model.{plain}", [parameter], _as_is)
+            yield Recipe(f"base_model.model.{plain}", [parameter], _detach)
 
 
-def _as_is(parameter: Tensor) -> Tensor:
+def _detach(parameter: Tensor) -> Tensor:
     return parameter.detach()
 
 
@@ -247,5 +247,5 @@ def peft_config(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # default=list, because JSON has no sets
+    # default=list converts sets, which JSON does not have
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 
 from rl.config.annotations import Node
 from rl.config.positions import positions_of
-from rl.model.folder import damaged_weights, links_outside, missing_weights
+from rl.model.folder import damaged_weight_file, links_outside, missing_weight_file
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -44,7 +44,7 @@ class PretrainedModel:
     describe_tools: bool
     warm_start: Node | None
 
-    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 TinyModel writes there
+    def prepare(self, folder: Path) -> Path:  # noqa: ARG002 only TinyModel writes to it
         """Return the model's folder: model.path, or the download in the hub's cache."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
@@ -52,7 +52,7 @@ class PretrainedModel:
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if max_seq_len exceeds the model's limit. Messages name `group`.path."""
+    """Raise ValueError if max_seq_len, an option of config group `group`, exceeds the limit."""
     if (longest := positions_of(local)) and max_seq_len > longest:
         raise ValueError(
             f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
@@ -82,7 +82,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
             "tokenizer.json and *.safetensors, or to a name on the hub (organisation/model)"
         )
     if not config_only:
-        _check(local)
+        _check_files(local)
     return local.absolute()
 
 
@@ -116,7 +116,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
     return Path(str(snapshot))
 
 
-def _check(folder: Path) -> None:
+def _check_files(folder: Path) -> None:
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
@@ -128,13 +128,13 @@ def _check(folder: Path) -> None:
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
-    missing = missing_weights(folder)
+    missing = missing_weight_file(folder)
     if missing:
         raise ValueError(
             f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-    damaged = damaged_weights(folder)
+    damaged = damaged_weight_file(folder)
     if damaged:
         raise ValueError(
             f"{folder / damaged} is truncated or not a safetensors file: download it again"
@@ -142,9 +142,9 @@ def _check(folder: Path) -> None:
 
 
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, or None if it answers, even with an HTTP error.
+    """Return why the hub cannot be reached, or None if it answers, even if with an error.
 
-    huggingface_hub itself retries for half a minute, and waits forever if a connection hangs.
+    huggingface_hub would retry for half a minute, and would wait forever if a connection hangs.
     """
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"

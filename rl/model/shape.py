@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import listed_files, shapes_of, weight_files
+from rl.model.folder import files_in_index, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -42,11 +42,11 @@ class Shape:
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
-        """Return the bytes of the keys and values of one row of max_seq_len tokens."""
+        """Return the number of bytes of the keys and values of a row of max_seq_len tokens."""
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the least whole GiB of key-value cache that vLLM accepts: the size of one row."""
+        """Return the GiB of the smallest key-value cache that vLLM accepts: one row, rounded up."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
@@ -78,7 +78,7 @@ def bytes_of(dtype: str) -> int:
 def shape_of(folder: Path) -> Shape | None:
     """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    listed = listed_files(folder)  # count only these files, because others may repeat the weights
+    listed = files_in_index(folder)  # other files may repeat the weights, so they are not counted
     counted = sum(
         math.prod(size)
         for path in weight_files(folder)
@@ -93,7 +93,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    # Some models have a list with one value per layer instead of a number.
+    # Some models have a list with one value per layer instead of a number. Do not support them.
     if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)

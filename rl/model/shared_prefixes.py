@@ -1,4 +1,4 @@
-"""Compute the tokens at the beginning of several rows only once, with the same result.
+"""Compute tokens that several rows share at their beginning only once, with the same result.
 
 Rows of a group share their prompt, and rows of a forked rollout share their history. In a causal
 model the hidden state of a token depends only on the tokens up to it. So rows that begin with the
@@ -32,7 +32,7 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_MIN_SHARED_TOKENS = 256  # fewer shared tokens are not worth the slower kernel
+_MIN_SHARED_TOKENS = 256  # with fewer shared tokens, the slower kernel costs more than it saves
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
@@ -65,7 +65,7 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
     starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] packed index of first own token
     is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
-    # The owner of a token is the nearest row, this or an earlier one, with an own token there.
+    # The owner of a token is the row that stores it: this row, or the last earlier row that does.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
@@ -139,7 +139,7 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
         ),
     ).last_hidden_state[0]
     # In float32, the gradients of a state that several rows share are added without rounding.
-    return _exact(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
+    return _promote(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 
 def shares_prefixes(model: Any) -> bool:
@@ -148,7 +148,7 @@ def shares_prefixes(model: Any) -> bool:
 
 
 def share_prefixes(model: PreTrainedModel) -> None:
-    """Let `states_before` compute shared beginnings once. If that is not exact, log a warning."""
+    """Make `states_before` compute shared beginnings once, or log a warning if that is inexact."""
     before: Any = model.config._attn_implementation
     training = model.training
     reason = _obstacle(model)
@@ -158,7 +158,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
             plain = _check_states(model.eval())
             model.set_attn_implementation(_NAME)
             gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
-        # After any error in the model's code compute plain rows. If they fail, too, training fails.
+        # Catch any error, because the model may still compute plain rows without one.
         except Exception as error:  # noqa: BLE001
             reason = f"the check of its hidden states failed ({error!r})"
         else:
@@ -171,7 +171,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
 
 
 def _obstacle(model: PreTrainedModel) -> str:
-    """Return why shared computation would not be exact for this model, or ""."""
+    """Return why shared computation would not be exact for this model, or "" if it may be."""
     layers = set(getattr(model.config, "layer_types", None) or ()) - _EXACT_LAYERS
     if layers:
         return f"the model has layers of the type {min(layers)}"
@@ -200,7 +200,7 @@ class _Layout:
     copies: Tensor  # [P]
 
 
-# Not compiled, because torch would compile all layers again for each new number of blocks.
+# Not compiled, because torch would compile again for each new number of blocks.
 @torch.compiler.disable
 def _attend(
     module: nn.Module,
@@ -214,7 +214,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Compute the attention of packed tokens in the rows of the leaves."""
     # In float32, the gradients of a token that several rows share are added without rounding.
-    packed = [_exact(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
+    packed = [_promote(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
     for index, first in layout.leaves:
         is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
@@ -248,5 +248,5 @@ def _mask(first: int, width: int, window: int | None, device: torch.device) -> T
     return ((distance >= 0) & (distance < window))[None, None]
 
 
-def _exact(values: Tensor) -> Tensor:
+def _promote(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))

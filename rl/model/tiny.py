@@ -17,7 +17,7 @@ from rl.config.shipped import SHIPPED
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
-# As in Qwen3, these are not special tokens, so decoded text contains them and parsers find them.
+# As in Qwen3, these are not special tokens, so decoded text contains them for the parsers.
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -55,7 +55,7 @@ class TinyModel:
     def prepare(self, folder: Path) -> Path:
         """Write config, tokenizer and chat template to `folder`. Return the folder.
 
-        Files that are there already must be those of this model.
+        Raise ValueError if the folder contains another model.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files().items():
@@ -165,7 +165,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def byte_letters() -> list[str]:
-    """Return the character by which byte-level BPE writes each of the 256 bytes."""
+    """Return the characters that stand for the bytes 0 to 255 in byte-level BPE."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Loads the tokenizer and the renderer of a model folder, without torch or transformers.
+"""Load the tokenizer and the renderer of a model folder, without torch or transformers.
 
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
@@ -23,6 +23,8 @@ from renderers.base import MODEL_RENDERER_MAP
 Options = Mapping[str, Any]
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
 """The allowed values of model.renderer besides auto: the model families of `renderers`."""
+
+_CHOICES = ", ".join(RENDERERS)
 
 # model_type of config.json -> renderer, for models whose name `renderers` does not know. glm4_moe
 # and deepseek_v3 are missing: they have several chat formats, so users must set model.renderer.
@@ -83,8 +85,8 @@ def load_renderer(
 ) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `options` are those of model.renderer_options; `skip_unknown` ignores those of other renderers.
-    `keep_thinking` keeps the thinking of earlier turns even if the model's template drops it.
+    `options` are those of model.renderer_options. If `skip_unknown`, ignore unknown options. If
+    `keep_thinking`, keep the thinking of earlier turns, even if the model's template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -92,7 +94,7 @@ def load_renderer(
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"model.renderer={name} does not exist: {hint}choose auto, {_listed()}")
+        raise ValueError(f"model.renderer={name} does not exist: {hint}choose auto, {_CHOICES}")
     config: Any = config_from_name(name)
     fields, given = type(config).model_fields, dict(options or {})
     if skip_unknown:
@@ -114,7 +116,7 @@ def load_renderer(
     except AssertionError as error:  # the tokenizer lacks a special token of the renderer
         raise ValueError(
             f"model.renderer={name} does not fit the tokenizer in {folder} ({error}): set "
-            f"model.renderer to the family of the model: {_listed()}"
+            f"model.renderer to the family of the model: {_CHOICES}"
         ) from error
     _encode_messages_as_text(renderer, tokenizer)
     return renderer
@@ -146,7 +148,7 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
     text, the test conversation is rendered differently, and the tokenizer is restored.
     """
 
-    def rendered() -> list[list[int]] | None:
+    def render_all() -> list[list[int]] | None:
         try:
             return [
                 renderer.render_ids(
@@ -158,14 +160,14 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
         except Exception:  # noqa: BLE001 the format has no tools or system messages
             return None
 
-    before = rendered()
+    before = render_all()
     tokenizer.encode_special_tokens_as_text()
-    if before is None or rendered() != before:
+    if before is None or render_all() != before:
         tokenizer.encode_special_tokens_as_text(False)
 
 
-def decoded(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of sampled tokens without special tokens, for turns that cannot be parsed."""
+def decode_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
+    """Return the text of tokens without special tokens, for turns that cannot be parsed."""
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
@@ -200,13 +202,9 @@ def _family(folder: Path, model: str) -> str:
         raise ValueError(
             f"model.renderer=auto does not know the chat format of {model} (model_type "
             f"{model_type!r}): use client=tokens, which takes the model's own chat template, or "
-            f"set model.renderer to the family of the model: {_listed()}"
+            f"set model.renderer to the family of the model: {_CHOICES}"
         )
     return family
-
-
-def _listed() -> str:
-    return ", ".join(RENDERERS)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -214,7 +212,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class PlainParser:
-    """A replacement for a renderer that `renderers` lacks. It parses a completion as plain text.
+    """A parser for models without a renderer in `renderers`. It returns completions as plain text.
 
     Tool calls and thinking stay in the text, where an environment may parse them.
     """

@@ -21,7 +21,7 @@ from envs.protocol import ContextFull
 from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import Tokenizer, decoded, load_renderer
+from rl.model.tokenizer import Tokenizer, decode_text, load_renderer
 from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 from rl.sampling.clock import CompletionSlots
 from rl.sampling.prefix_probe import report_rewriting, rewrites_history
@@ -107,7 +107,7 @@ class RendererChat(Chat):
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return the whole text as a message with a tool call that tells the policy the error."""
         mistake = f"the turn is too deeply nested or has too long a number ({type(error).__name__})"
-        content = well_formed(decoded(self.renderer, token_ids))
+        content = well_formed(decode_text(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
     async def next_prompt(
@@ -134,7 +134,7 @@ class RendererChat(Chat):
             turn = self._history_message(prompt, completion, message)
             return await self.first_prompt([*prompt.messages, turn, *reply], prompt.tools)
         except self.render_error:
-            text = assistant(well_formed(decoded(self.renderer, completion.token_ids)))
+            text = assistant(well_formed(decode_text(self.renderer, completion.token_ids)))
             # Every format renders plain text, so an error here comes from the environment's reply.
             return await self.first_prompt([*prompt.messages, text, *reply], prompt.tools)
 

@@ -1,4 +1,4 @@
-"""Warnings of rank 0 about well-known problems of training, each once, with the remedy."""
+"""Warnings of rank 0 about common problems of training. Each is logged once, with a remedy."""
 
 import logging
 import resource
@@ -22,9 +22,9 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
     "entropy": "the entropy fell from {first:.3g} to {entropy:.3g}, so rollouts repeat one answer: "
     "lower optim.learning_rate, or raise entropy_bonus",
     "length": "{truncated:.0%} of the rollouts were cut off: raise sampler.max_tokens and "
-    "max_seq_len, or choose what becomes of them by truncation",
-    "masked": "{untrained:.0%} of the rollouts are not trained: see stop/* in metrics.jsonl for "
-    "the reason, and choose another truncation or buffer if it is theirs",
+    "max_seq_len, or choose another truncation",
+    "masked": "{untrained:.0%} of the rollouts are not trained: stop/* in metrics.jsonl "
+    "counts how rollouts end. Raise the limits, or choose another truncation or buffer",
     "memory": "the memory of rank 0 grew from {early:.1f} to {memory:.1f} GiB after the first "
     "steps and may run out: look for tensors or lists that a custom loss, critic or logger keeps",
 }
@@ -36,14 +36,14 @@ def peak_gib() -> float:
 
 
 class Alarms:
-    """The metrics of the last steps, and the warnings that are still to be given."""
+    """The metrics of the last steps, and the warnings that were not logged yet."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        """`memory` returns the largest memory of this process in GiB."""
-        self._memory, self._early = memory, 0.0  # its value after the first steps
+        """Store the arguments. `memory` returns the largest memory of this process in GiB."""
+        self._memory, self._early = memory, 0.0  # _early: memory after the first steps
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
-        self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
+        self._best, self._first = 0.0, 0.0  # best mean reward, mean entropy of the first steps
         self._left = dict(_MESSAGES)
 
     def add(self, row: Row) -> None:
@@ -58,7 +58,7 @@ class Alarms:
         memory = self._memory()
         early = self._early = self._early or memory
         best = self._best = max(self._best, reward)
-        first = self._first = self._first or entropy  # 0 while every step was empty
+        first = self._first = self._first or entropy  # 0 until a step trains
         found = {
             "no spread": self._needs_spread and spread >= 0.9,
             "instability": reward < best / 2 and best > 0.05,

@@ -1,10 +1,10 @@
-"""Checkpoints that are complete or absent: written under a temporary name, then renamed.
+"""Write each checkpoint under a temporary name, then rename it. So none is ever incomplete.
 
 checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
-  learner.json    the beta of kl=adaptive. reference.safetensors is beside it if a reference changes
+  learner.json    the beta of kl=adaptive. The files of a changing reference are beside it
   hf/             the model for other programs (transformers, vLLM), or with LoRA the adapter (peft)
 """
 
@@ -59,7 +59,7 @@ def save_checkpoint(
         learner.policy.export(run_folder.export_of(temporary), model)
     dist.barrier()  # every rank has written its files
     if first:
-        with _reporting_failure(temporary, step, run_folder):  # fsync can fail on a full disk
+        with _reporting_failure(temporary, step, run_folder):  # fsync fails if the disk is full
             state = {"step": step, "rollouts": rollouts}
             run_folder.state_of(temporary).write_text(json.dumps(state))
             if final.exists():
@@ -72,7 +72,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps in the checkpoint that rank 0 chooses, or 0 if none. Collective.
+    """Return the number of steps of rank 0's newest checkpoint, or 0 if none. Collective.
 
     All ranks use this number, because a shared file system may show different files to each host.
     """
@@ -81,14 +81,14 @@ def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
 
 @contextmanager
 def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
-    """Turn a write error in the block into RunFailed, and delete the incomplete checkpoint."""
+    """Convert a write error in the block to RunFailed, and delete the incomplete checkpoint."""
     try:
         yield
     except RunFailed:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
-        is_full = _means_full_disk(error)
+        is_full = _is_full_disk(error)
         if isinstance(error, RuntimeError) and not is_full:
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
@@ -102,10 +102,10 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         ) from error
 
 
-def _means_full_disk(error: Exception) -> bool:
-    """Return whether an error says that the disk or the quota is full.
+def _is_full_disk(error: Exception) -> bool:
+    """Return whether the disk or the quota is full, according to an error.
 
-    torch and safetensors raise errors of their own in that case, and no OSError.
+    torch and safetensors raise other errors than OSError if the disk is full.
     """
     if isinstance(error, OSError):
         return error.errno in FULL
@@ -138,7 +138,7 @@ def _delete_incomplete(folder: Path) -> None:
 
 
 def _delete_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint. Rename it first, because a partly deleted one must not look complete."""
+    """Rename a checkpoint, then delete it, so that no partly deleted one looks complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

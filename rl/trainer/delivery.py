@@ -39,9 +39,9 @@ class Receivers:
     """The vLLM replicas that receive weights. `updated` contains those with the newest version."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
-        """`timeout` is trainer.wait_timeout in seconds."""
+        """Store the arguments. `timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Other ranks wait in a collective meanwhile, whose limit is twice trainer.wait_timeout.
+        # Other ranks wait in a collective meanwhile. It times out after 2 * trainer.wait_timeout.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that received at least one push
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
@@ -70,7 +70,7 @@ class Receivers:
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
     def restart(self, name: str, why: str) -> None:
-        """Request a restart of a replica that failed to load the weights."""
+        """Make the supervisor restart a replica that failed to load the weights."""
         request_restart(self._run_folder, name, self.updated.pop(name), why)
 
     def _started(self) -> list[Replica]:
@@ -78,7 +78,7 @@ class Receivers:
 
 
 class Delivery:
-    """The object that pushes and probes each version. All ranks call the same methods."""
+    """The object that pushes and probes each version. All ranks call `begin` and `deliver`."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Delivery:
         self._policy, self._ranks, self._run_folder = policy, ranks, run_folder
 
     def begin(self, version: int) -> None:
-        """Wait until every vLLM answers, and push the initial weights of the run.
+        """Wait until every vLLM answers, and push the weights with which this process starts.
 
-        vLLM has loaded other weights: dummy weights, or after a resume those of the first start.
+        Before this push vLLM has dummy weights, or after a resume the run's initial weights.
         """
         self._receivers.wait()
         self._include_new_replicas()
@@ -133,24 +133,24 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs, while rank 0 waits. Return `updated` or {}.
+        """Push the newest version to restarted vLLMs, and return the replicas that have it.
 
-        Not collective, because rank 0 has kept the packed weights.
+        Return {} if none restarted. Not collective, because rank 0 has kept the packed weights.
         """
         if not self._include_new_replicas():
             return {}
-        with suppress(NoReceiver):  # `updated` requests another restart
+        with suppress(NoReceiver):  # `updated_replicas` then requests another restart
             self._pusher.push_again()
-        return self.updated()
+        return self.updated_replicas()
 
-    def updated(self) -> dict[str, int]:
+    def updated_replicas(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
-        for lost in self._pusher.lost():
+        for lost in self._pusher.take_lost():
             self._receivers.restart(lost.name, lost.reason)
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:
-        """Run `work`. Return the error if no vLLM is left, or "" if one is left. Collective."""
+        """Run `work`. Return rank 0's NoReceiver error as text, or "" without error. Collective."""
         lost = ""
         try:
             work()
@@ -159,11 +159,11 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _next_action(self) -> Literal["again", "stop", "fail"]:
-        """Request restarts of lost replicas. Return whether to push again, stop or fail.
+        """Request restarts of lost replicas, and wait. Return whether to push again, stop or fail.
 
-        The supervisor restarts a vLLM that has ended. Otherwise it requests the end of the run.
+        The supervisor restarts a failed replica, or requests a stop if it failed too often.
         """
-        self.updated()
+        self.updated_replicas()
         deadline = time.monotonic() + self._receivers.restart_timeout
         while time.monotonic() < deadline:
             if self._run_folder.stop_request.exists():
@@ -174,7 +174,7 @@ class Delivery:
         return "fail"
 
     def _include_new_replicas(self) -> bool:
-        """Include newly started replicas in the next push. Return whether there are any."""
+        """Include newly started replicas in the next push. Return whether rank 0 found any."""
         new_replicas = self._receivers.new_replicas() if self._ranks.first else []
-        self._pusher.join(new_replicas)
+        self._pusher.add(new_replicas)
         return bool(new_replicas)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
     """Warn if no line of metrics has the metric of stop_when, whose name may be misspelt.
 
-    Do not raise an error, because metrics of later turns, for example, may appear later.
+    This is no error, because some metrics first appear in a later step.
     """
     if run.stop_when is None:
         return

@@ -1,4 +1,4 @@
-"""Loggers that copy a run's metrics to a service or to files. metrics.jsonl is always written."""
+"""Loggers that send a run's metrics to a service or files, in addition to metrics.jsonl."""
 
 import json
 import logging
@@ -39,8 +39,8 @@ class Logger:
         """Write or upload the remaining data, and close the log."""
 
 
-def never_fails(method: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a logger's method, so that an error causes one warning and turns the logger off."""
+def turn_off_on_error(method: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a logger's method, so that an error logs one warning and turns the logger off."""
 
     @wraps(method)
     def guarded(self: Logger, *arguments: Any) -> None:
@@ -48,7 +48,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             method(self, *arguments)
-        except Exception as error:  # noqa: BLE001 a client may raise anything, and the run goes on
+        except Exception as error:  # noqa: BLE001 no error of a logger may end the run
             first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
             log.warning("%s logs nothing more after an error: %s", type(self).__name__, first_line)
             self.is_off = True
@@ -58,7 +58,7 @@ def never_fails(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class ConsoleLogger(Logger):
-    """The logger that does nothing: metrics.jsonl and the screen show all metrics anyway."""
+    """The logger that writes nothing, because metrics.jsonl and the screen show all metrics."""
 
 
 @dataclass(kw_only=True)
@@ -100,14 +100,14 @@ class WandbLogger(Logger):
     _run: Any = field(default=None, init=False, repr=False)
     _folder: RunFolder | None = field(default=None, init=False, repr=False)
 
-    @never_fails
+    @turn_off_on_error
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Start the wandb run of this run folder, or resume it.
 
-        wandb neither removes nor replaces logged steps. So a run that lost steps at a resume gets a
-        new wandb run, in which the kept steps are logged again.
+        wandb cannot remove or replace logged steps. So after a resume that repeats steps, this
+        method starts a new wandb run and logs the steps up to the checkpoint again.
 
-        Without a key or a connection the logger writes to the folder, so that nothing is lost.
+        Without a key or a connection, wandb writes to the run's folder.
         """
         if self.mode == "disabled":
             self.is_off = True
@@ -133,13 +133,13 @@ class WandbLogger(Logger):
         for row in read_metrics(self._folder) if is_new else ():
             self.log(row.pop("step"), {name: v for name, v in row.items() if name != "time"})
 
-    @never_fails
+    @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Send the metrics of one step, and a table of rollouts if one is due."""
         values = {name: v for name, v in metrics.items() if finite(v) is not None}
         self._run.log({**values, **self._table(step)}, step=step)
 
-    @never_fails
+    @turn_off_on_error
     def finish(self) -> None:
         """Upload the remaining data, for at most WANDB_TIMEOUT_S. Files remain for `wandb sync`."""
         self._run.finish()
@@ -159,7 +159,7 @@ class WandbLogger(Logger):
 
 
 def _login_problem() -> str:
-    """Return why wandb accepts no data, or an empty text. Never wait until the user types a key."""
+    """Return why wandb cannot upload, or "" if it can. Do not ask the user for a key."""
     import wandb
 
     try:
@@ -170,7 +170,7 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume has dropped steps since the wandb run's id was written."""
+    """Return whether a resume has dropped steps since `wandb_id` wrote its file."""
     known = run_folder.wandb_id
     return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 
@@ -181,11 +181,11 @@ def _size_of_dropped(run_folder: RunFolder) -> str:
 
 
 def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb, which is created if the run's folder has none.
+    """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
     The id has a random suffix, because runs in other folders or on other machines may have the same
-    name. Its file also holds the size of the dropped metrics, which shows whether steps were lost
-    later. A copy of the folder may have other times, so those cannot show it.
+    name. The file also stores the size of metrics.dropped.jsonl, because a larger size shows that a
+    later resume has dropped steps. File times could not show this in a copy of the folder.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id
@@ -197,23 +197,23 @@ def wandb_id(folder: Path, run_name: str) -> str:
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` rollouts of a step, evenly spaced in its file, or [] without a file."""
+    """Return `count` rollouts of a step as table rows, evenly spaced in the file of the step."""
     path = run_folder.rollouts_of(step)
     lines = path.read_text().splitlines() if path.exists() else []
     count = min(count, len(lines))
-    return [_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
+    return [_table_row(json.loads(lines[i * len(lines) // count])) for i in range(count)]
 
 
-def _row(line: dict[str, Any]) -> dict[str, Any]:
+def _table_row(line: dict[str, Any]) -> dict[str, Any]:
     messages = line["messages"]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     numbers = {name: line.get(name) for name in _SHOWN}
     # Store advantages as text, because a table column must have one type.
     numbers["advantage"] = json.dumps(numbers["advantage"])
-    return {**numbers, "prompt": _text(messages[:first]), "answer": _text(messages[first:])}
+    return {**numbers, "prompt": _as_text(messages[:first]), "answer": _as_text(messages[first:])}
 
 
-def _text(messages: list[dict[str, Any]]) -> str:
+def _as_text(messages: list[dict[str, Any]]) -> str:
     """Return the text and tool calls of messages, one paragraph per message."""
     parts = []
     for message in messages:

@@ -1,4 +1,4 @@
-"""The trainer runs one process per rank. Synchronous and asynchronous training share this loop.
+"""The training loop, one process per rank, for synchronous and asynchronous training.
 
     python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
 
@@ -29,7 +29,7 @@ from rl.trainer.alarms import Alarms
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
-from rl.trainer.profiler import started_profiler
+from rl.trainer.profiler import start_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 from rl.weights.pusher import WeightPusher
@@ -71,7 +71,7 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.num_nonfinite, self.alarms = 0, Alarms(Learned.of(self.run))
-        self.profiler = started_profiler(run_folder, rank, self.settings.profile)
+        self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
     def train(self) -> None:
@@ -93,11 +93,11 @@ class TrainingRun:
                 record = StepRecord(batch) if batch.record_ids else None
                 stats = self.learner.update(batch, record.observe if record else None)
             self._fail_if_nonfinite(stats)
-            stats |= self._evaluation(rollouts, watch, step)  # must end before the next push
+            stats |= self._evaluation(rollouts, watch, step)  # must finish before the push
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            if delivered:  # publish after the probe, because new requests to vLLM would delay it
+            if delivered:  # after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if record:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -110,8 +110,8 @@ class TrainingRun:
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
-            # Save after the metrics line, because a resumed run does not write that line again. The
-            # time of the checkpoint counts for the next step.
+            # Save after writing the metrics line, because a resumed run does not write this line
+            # again. The time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._checkpoint(step + 1, rollouts)
@@ -152,7 +152,7 @@ class TrainingRun:
     def _publish(self, rollouts: RolloutsLink, version: int) -> None:
         """Let the rollouts process sample with this version, on the vLLMs that have its weights."""
         if self.ranks.first:
-            rollouts.publish(version, self.delivery.updated() if self.delivery else {})
+            rollouts.publish(version, self.delivery.updated_replicas() if self.delivery else {})
 
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
@@ -201,13 +201,13 @@ class TrainingRun:
         Raises:
             RunFailed: the run ends without a stop request.
         """
-        # Compare steps, because some hosts may not see a new checkpoint's folder yet.
+        # Compare step numbers, because other hosts may not see the newest checkpoint's folder yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)
         if not end.stopped:
             raise RunFailed(str(end))
-        self._finish(f"done: {end}")  # the supervisor repeats this status at the end
+        self._finish(f"done: {end}")  # the supervisor prints this status at the end
 
     def _finish(self, status: str) -> None:
         if self.profiler:

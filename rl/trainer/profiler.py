@@ -1,4 +1,4 @@
-"""trainer.profile: record the operations of some steps with torch.profiler."""
+"""Record the operations of some steps with torch.profiler (option trainer.profile)."""
 
 from torch.profiler import profile, schedule
 
@@ -7,7 +7,7 @@ from rl.runtime.folder import RunFolder
 _TABLE_ROWS = 30
 
 
-def started_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
+def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
     """Start a profiler that skips a step and records `num_steps`. Return None if `num_steps` is 0.
 
     The caller calls `step` after each step, and `stop` at the end of the run.

@@ -15,8 +15,8 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 T = TypeVar("T")
 
-_POLL_MS = 500  # milliseconds between two looks for restarted vLLMs
-_REPORT_DELAY_S = 1.0  # let the rollouts process report first, because users see the first report
+_POLL_MS = 500  # milliseconds between two checks for restarted vLLMs
+_REPORT_DELAY_S = 1.0  # time for the rollouts process to report the cause first
 
 
 class RolloutsLink:
@@ -32,7 +32,7 @@ class RolloutsLink:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                self._socket = self._connected(timeout)
+                self._socket = self._open_connection(timeout)
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -43,14 +43,14 @@ class RolloutsLink:
             else:
                 return
 
-    def _connected(self, timeout: float) -> socket.socket:
+    def _open_connection(self, timeout: float) -> socket.socket:
         """Return a connection to the published port, or to the Unix socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        # Keep the idle connection open, because sampling a batch may take long.
+        # Keep the connection alive while it is idle, because sampling a batch may take long.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
@@ -72,7 +72,7 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report that vLLM has the weights of this version, so that more groups may start.
+        """Report that vLLM has the weights of this version, so that new groups may start.
 
         `replicas` maps the name of each vLLM with these weights to its incarnation.
         """
@@ -81,9 +81,9 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for a version's evaluation and return its metrics, or {} if no evaluation is due.
+        """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        Every rank sends this request, because ranks that wait in a collective could time out.
+        Every rank sends this request, because a rank that waits in a collective could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -109,7 +109,7 @@ class RolloutsLink:
         except TimeoutError as error:
             raise RunFailed(late) from error
         except ConnectionError as error:
-            time.sleep(_REPORT_DELAY_S)  # let the rollouts process report the cause first
+            time.sleep(_REPORT_DELAY_S)
             raise RunFailed(
                 "the rollouts process closed its connection; see logs/rollouts.log"
             ) from error
@@ -118,7 +118,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait until an answer begins. Meanwhile push to restarted vLLMs, which it may need."""
+        """Wait for an answer. Push to restarted vLLMs meanwhile, because it may depend on them."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
@@ -126,7 +126,7 @@ class RolloutsLink:
             if time.monotonic() > deadline:
                 raise TimeoutError
             if self._delivery and (replicas := self._delivery.push_again()):
-                link = RolloutsLink(self._run_folder, self._rank)  # this one waits for its answer
+                link = RolloutsLink(self._run_folder, self._rank)  # `self` is waiting for an answer
                 link.connect(timeout)
                 with link._socket:
                     link.publish(self._version, replicas)

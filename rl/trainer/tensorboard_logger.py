@@ -11,7 +11,7 @@ import yaml
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite
-from rl.trainer.loggers import Logger, never_fails
+from rl.trainer.loggers import Logger, turn_off_on_error
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class TensorBoardLogger(Logger):
         if find_spec("tensorboard") is None:
             raise ValueError("logger=tensorboard needs TensorBoard: pip install tensorboard")
 
-    @never_fails
+    @turn_off_on_error
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Open the event files. Delete the events of steps that run again after a resume."""
         from torch.utils.tensorboard import SummaryWriter
@@ -35,10 +35,10 @@ class TensorBoardLogger(Logger):
             shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
         self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
         indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
-        # Markdown shows indented text as code
+        # Indent the text, because Markdown then shows it as code.
         self._writer.add_text(run_name, f"    {indented}", start)
 
-    @never_fails
+    @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one step to disk immediately, so that a killed run loses no step."""
         for name, value in metrics.items():
@@ -46,7 +46,7 @@ class TensorBoardLogger(Logger):
                 self._writer.add_scalar(name, number, step)
         self._writer.flush()
 
-    @never_fails
+    @turn_off_on_error
     def finish(self) -> None:
         """Close the event files."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Record the per-token results of a training step (rl/runtime/token_files.py).
+"""Record the values of each trained token of a step (rl/runtime/token_files.py).
 
 N: number of completion tokens of a micro-batch, B: number of its rows.
 """
@@ -16,7 +16,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedRows:
     """The recorded rows of a micro-batch."""
 
     update: int
@@ -26,20 +26,20 @@ class _Recorded:
     columns: dict[str, np.ndarray]  # [N] each
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column, or NaN if the loss returned this metric only for other micro-batches."""
+        """Return a column, or NaN if only other micro-batches have this metric of the loss."""
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
 
 
 class StepRecord:
-    """The per-token results of one step on one rank."""
+    """The recorded token values of one step on one rank."""
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # on the GPU
-        self._recorded: list[_Recorded] = []
+        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # not copied to the CPU yet
+        self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Store the token results of one micro-batch. The learner calls this as its `Observer`."""
+        """Store the token values of one micro-batch. The learner calls this as its `Observer`."""
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
@@ -52,7 +52,7 @@ class StepRecord:
         return [self._batch.record_ids[i] if i >= 0 else "" for i in rollouts]
 
     def _copy(self) -> None:
-        """Copy the tokens of the recorded rows from the GPU, and release the rest."""
+        """Copy the values of the recorded rows to the CPU, and release all tensors."""
         for update, number, tokens in self._of_update:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
             is_recorded = np.array(list(map(bool, ids)))  # [B]
@@ -61,7 +61,7 @@ class StepRecord:
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
             self._recorded.append(
-                _Recorded(
+                _RecordedRows(
                     update,
                     list(filter(None, ids)),
                     micro.row_numbers[is_recorded].tolist(),
@@ -72,7 +72,7 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token results of the recorded rows to a file, even if no row is recorded."""
+        """Write the token values of the recorded rows to a file, even if there are none."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(

@@ -3,9 +3,9 @@
 A vLLM on the trainer's host maps the matrices from the trainer's memory file. Any other vLLM
 receives them in the request (base64, because the route accepts JSON) and needs no shared folder.
 
-vLLM loads an adapter from a folder. If each push loaded a folder, vLLM would read the files again
-at every step of every request. So the reader writes only the first version to a folder, vLLM loads
-it once, and later pushes replace the matrices in memory.
+vLLM loads an adapter only from a folder, and would read a reloaded folder again at every step of
+every request. So the reader writes only the first version to a folder, which vLLM loads once. Later
+pushes replace the matrices in vLLM's memory.
 """
 
 import json
@@ -21,18 +21,18 @@ from safetensors.torch import load
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.lora import peft_config
-from rl.weights.memory_file import checked, read_weights
+from rl.weights.memory_file import read_weights, require_fingerprint
 from rl.weights.transport import Reader, Sender, Weights
 
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-_REMOTE_FOLDER = Path("/tmp")  # the adapter folder's parent on a host other than the trainer's
+_REMOTE_FOLDER = Path("/tmp")  # parent of the adapter's folder if vLLM is on another host
 _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
 class AdapterReader(Reader):
-    """The receiver of LoRA matrices. In worker 0 it also writes the first push to a folder."""
+    """The receiver of LoRA matrices. Worker 0 also writes those of the first push to a folder."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """Write the adapter's folder, which all workers share, in worker 0.
+        """In worker 0, write the adapter's folder, from which all workers load it.
 
         `form` is the content of adapter_config.json. `source` is the file path or the base64 text
         of the matrices in the first push, and `fingerprint` is the hash of these matrices.
@@ -52,7 +52,7 @@ class AdapterReader(Reader):
         self._has_folder = worker == 0
         if self._has_folder:
             content = _bytes_of(**source)
-            checked(load(content), fingerprint)
+            require_fingerprint(load(content), fingerprint)
             self._folder.mkdir(mode=0o700)
             (self._folder / _CONFIG).write_text(json.dumps(form))
             (self._folder / _MATRICES).write_bytes(content)
@@ -66,7 +66,7 @@ class AdapterReader(Reader):
             self._has_folder = False
         if path := source.get("path"):
             return read_weights(path, fingerprint)
-        return checked(load(_bytes_of(**source)), fingerprint)
+        return require_fingerprint(load(_bytes_of(**source)), fingerprint)
 
 
 @dataclass(kw_only=True)
@@ -98,7 +98,7 @@ class AdapterSender(Sender):
         return {"content": self._file.content}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Replace the matrices in vLLM's memory by the packed ones. Set vLLM's policy version."""
+        """Make vLLM replace its matrices by the packed ones, and set its policy version."""
         vllm.update(self.update(vllm))
         vllm.set_version(version)
 

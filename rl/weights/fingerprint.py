@@ -1,6 +1,6 @@
 """A hash of weights, which is equal if names, shapes, dtypes and bytes are equal.
 
-Each tensor is hashed by itself, because one thread hashes only about 8 GB/s.
+Each tensor is hashed separately, in several threads, because a thread hashes only 8 GB/s.
 """
 
 import os
@@ -19,10 +19,10 @@ def tensor_hash(tensor: torch.Tensor) -> int:
     return xxhash.xxh3_64_intdigest(content.numpy().data)
 
 
-def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
-    """Return the hash of all tensors as 16 hex digits, given the function that hashes a tensor.
+def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
+    """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter.
 
-    The function gets a name and is called in threads. The order of the mapping does not matter.
+    `hash_of` returns the hash of the tensor with a given name. It is called in several threads.
     """
     names = sorted(weights)
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
@@ -36,4 +36,4 @@ def combined(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int])
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
     """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter."""
-    return combined(weights, lambda name: tensor_hash(weights[name]))
+    return combine_hashes(weights, lambda name: tensor_hash(weights[name]))

@@ -4,7 +4,7 @@ Rank 0 of the trainer and the workers of one replica form a separate process gro
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
-The broadcast runs in a thread, at the same time as the request in which vLLM receives it. If the
+The trainer broadcasts in a thread while its request makes vLLM receive the broadcast. If the
 broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore
 
 from rl.inference.routes import VLLMRoutes
-from rl.learner.collectives import listening_store
+from rl.learner.collectives import create_store
 from rl.runtime.failure import RunFailed
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader, Sender
@@ -38,7 +38,7 @@ class GlooReader(Reader):
     def __init__(self, worker: int, *, host: str, port: int, size: int, timeout: float) -> None:
         self._file = MemoryFile()
         store = TCPStore(host, port, None, False, timedelta(seconds=timeout))
-        self._group = group(store, 1 + worker, size, own_address(host, port), timeout)
+        self._group = create_group(store, 1 + worker, size, source_address(host, port), timeout)
 
     def read(self, fingerprint: str, *, num_bytes: int) -> dict[str, torch.Tensor]:
         """Receive the broadcast and return its weights. The next push overwrites their memory."""
@@ -58,19 +58,19 @@ class GlooSender(Sender):
     reader_copy: ClassVar[bool] = True
 
     def open(self, timeout: float) -> None:
-        """Create the memory file and the empty table of process groups."""
+        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a process group with all workers of a vLLM. Replace the group of its last start."""
+        """Form a process group with all workers of a vLLM. Replace its group after a restart."""
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
-        host = _LOOPBACK if to.path else own_address(to.host, to.port)
-        store = listening_store(host, 0, None, timedelta(seconds=self._timeout))
+        host = _LOOPBACK if to.path else source_address(to.host, to.port)
+        store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
-        joined = _in_thread(lambda: group(store, 0, size, host, self._timeout))
+        joined = _in_thread(lambda: create_group(store, 0, size, host, self._timeout))
         self.open_readers(vllm, facts)
         self._groups[vllm.replica.name] = self._result(joined)
 
@@ -85,7 +85,7 @@ class GlooSender(Sender):
         self._result(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Store only the group's id, because a reference would keep the connections open.
+        # Store only the group's id, because a reference to it would keep its connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
@@ -99,7 +99,7 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return the result of a thread. Raise RunFailed if the thread fails or takes too long."""
+        """Return a thread's result. Raise RunFailed if the thread fails or exceeds the timeout."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -120,7 +120,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
     return future
 
 
-def group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
+def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
     """Create a gloo process group that uses the network interface of the address `host`."""
     backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()
@@ -135,8 +135,8 @@ def broadcast(members: Any, content: torch.Tensor) -> None:
         members.broadcast(piece, 0).wait()
 
 
-def own_address(host: str, port: int) -> str:
-    """Return the address under which a host sees this machine. No packet is sent."""
+def source_address(host: str, port: int) -> str:
+    """Return the address from which this machine connects to a host. No packet is sent."""
     family, kind, *_, remote = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(remote)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rl.weights.fingerprint import combined, fingerprint, tensor_hash
+from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
 _DTYPES = {
     torch.float32: "F32",
@@ -31,12 +31,11 @@ class MemoryFile:
     """An anonymous file in memory, which exists until `close` or until this process ends."""
 
     def __init__(self) -> None:
-        # The file has no name that could collide, uses no disk and is freed after a kill.
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
-        self._registered = 0  # address of the memory that CUDA knows
-        self._layout = b""  # the header of the last write
-        self.places: dict[str, torch.Tensor] = {}  # its weights, as views of the file
+        self._registered = 0  # address of the memory registered with CUDA, or 0
+        self._layout = b""  # header of the last write, or b"" if the memory has changed
+        self.places: dict[str, torch.Tensor] = {}  # weights of the last write, as views
 
     def __enter__(self) -> "MemoryFile":
         return self
@@ -63,7 +62,7 @@ class MemoryFile:
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
         """Replace the file's content by these weights, sorted by name. Return their fingerprint.
 
-        Call it only when no reader uses the previous weights any more.
+        The caller must wait until no reader uses the previous weights any more.
         """
         # safetensors format: the header's length in 8 bytes, the header, the tensors without gaps.
         header, end = {}, 0
@@ -78,7 +77,8 @@ class MemoryFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # align the tensors to 8 bytes
         start = 8 + len(text)
-        if text != self._layout:  # the weights may be views of the content that is overwritten
+        if text != self._layout:  # other names, shapes or dtypes than in the last write
+            # Clone weights that are views of the file, because `write` overwrites them.
             old = {place.data_ptr() for place in self.places.values() if place.numel()}
             weights = {
                 name: tensor.clone() if tensor.data_ptr() in old else tensor
@@ -92,13 +92,13 @@ class MemoryFile:
                 offset = start + entry["data_offsets"][0]
                 self.places[name] = _view(memory, weights[name], offset)
 
-        def copied(name: str) -> int:
+        def copy_and_hash(name: str) -> int:
             place, tensor = self.places[name], weights[name].detach()
             if place.data_ptr() != tensor.data_ptr():
                 place.copy_(tensor)
             return tensor_hash(place)
 
-        return combined(weights, copied)
+        return combine_hashes(weights, copy_and_hash)
 
     def resize(self, num_bytes: int) -> mmap.mmap:
         """Resize the file to `num_bytes` and return its memory, whose content is then undefined."""
@@ -109,7 +109,7 @@ class MemoryFile:
         return self._memory
 
     def _register(self) -> None:
-        """Register the memory with CUDA. If the system refuses, the copies are only slower."""
+        """Register the memory with CUDA. If CUDA refuses, copies from the GPU are slower."""
         if self._registered or not torch.cuda.is_initialized():
             return
         address = torch.frombuffer(self.content, dtype=torch.uint8).data_ptr()
@@ -122,7 +122,7 @@ class MemoryFile:
             torch.zeros(1, device="cuda")
 
     def _unmap(self) -> None:
-        self._layout, self.places = b"", {}  # a tensor must not use a mapping that is closed
+        self._layout, self.places = b"", {}  # no tensor may use the closed mapping
         if self._registered:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._registered)
@@ -132,7 +132,7 @@ class MemoryFile:
 
 
 def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return the tensor in the memory at `offset`."""
+    """Return the memory from `offset` on as a tensor with the shape and dtype of `like`."""
     if not like.numel():
         return torch.empty_like(like, device="cpu")
     flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset)
@@ -140,14 +140,14 @@ def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
-    """Map a file's weights and return them. Raise RuntimeError if their hash is not `expected`."""
-    return checked(load_file(path), expected)
+    """Return a mapped file's weights. Raise RuntimeError if their hash is not `expected`."""
+    return require_fingerprint(load_file(path), expected)
 
 
-def checked(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
+def require_fingerprint(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
     """Return the weights. Raise RuntimeError if their fingerprint is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
         what = f"the trainer wrote {expected}, vLLM read {found}"
-        raise RuntimeError(f"weight push: the fingerprints differ: {what}")
+        raise RuntimeError(f"weight push: the fingerprints differ ({what})")
     return weights

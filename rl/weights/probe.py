@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
 # The bound of later probes is the first probe's mean times this factor, because the usual rounding
-# error depends on device and model. The bound is at least max_mismatch / 2, because later batches
-# may have less probable tokens with larger rounding errors, and at most 2 * max_mismatch.
+# error depends on device and model. The bound is at least max_mismatch / 2, because less probable
+# tokens of later batches have larger rounding errors. It is at most 2 * max_mismatch.
 _GROWTH = 5.0
 
 
@@ -41,7 +41,7 @@ class ProbedRows:
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
-        """Return |vLLM's - trainer's logprob| of each token [N]. Without completions N is 0."""
+        """Return |vLLM's logprob - trainer's logprob| of each token [N]. N may be 0."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             # A row of one token has no token to score.
             scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.texts)
@@ -50,12 +50,12 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|. A process's first probe sets later bounds."""
+    """The largest allowed mean |logprob difference|. The first probe sets the later bound."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process probed the run. Its result is not stored."""
+        """`resumed`: whether an earlier process trained this run. Its first probe is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
-        # A resumed run begins with the largest bound of later probes, because it was probed before.
+        # The first probe of a resumed run gets the largest bound that a later probe can have.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
@@ -65,7 +65,7 @@ class MismatchBound:
             RunFailed: the mean is NaN or exceeds the bound.
         """
         mean = float(gap.mean())
-        if not mean <= self._bound:  # True for NaN, too
+        if not mean <= self._bound:  # also True for NaN
             later = "" if self._is_first else ", adapted to the first probe"
             raise RunFailed(
                 "trainer and vLLM compute different logprobs with the weights of version "

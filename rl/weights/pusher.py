@@ -1,6 +1,6 @@
-"""Push new weights to every vLLM after every training step, and verify that they arrived.
+"""Push the weights to every vLLM after every training step, and verify that they arrived.
 
-    whole weights   pause(keep) -> start -> update -> finish(version) -> resume
+    all weights     pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume     (running requests continue)
 
 Every replica has a separate thread, so no replica waits for another. Three faults that would
@@ -51,23 +51,23 @@ class WeightPusher:
         Args:
             sender: the opened sender of conf/sync.
             receivers: the routes of every vLLM. Ranks other than 0 ignore them.
-            resumed: whether an earlier process of the run has probed its weights.
+            resumed: whether an earlier process trained this run (MismatchBound).
         """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), list[LostReceiver]()
         self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
-        self.join(receivers)
+        self.add(receivers)
 
-    def join(self, receivers: Sequence[VLLMRoutes]) -> None:
+    def add(self, receivers: Sequence[VLLMRoutes]) -> None:
         """Include new or restarted replicas in the next push."""
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
             self._connected.discard(receiver.replica.name)
         self._had_several |= len(self._receivers) > 1
 
-    def lost(self) -> list[LostReceiver]:
+    def take_lost(self) -> list[LostReceiver]:
         """Return the replicas that failed a push or a probe since the last call."""
         lost, self._lost = self._lost, []
         return lost
@@ -102,7 +102,7 @@ class WeightPusher:
         self._push_to_all(receivers, version)
 
     def push_again(self) -> None:
-        """Push the weights of the last push to the vLLMs that have started since. Only rank 0."""
+        """Push the weights of the last push to vLLMs that have started since. Only on rank 0."""
         new = [one for name, one in self._receivers.items() if name not in self._connected]
         self._push_to_all(new, self._version)
 
@@ -111,7 +111,7 @@ class WeightPusher:
             failures = list(pool.map(lambda one: self._push_to(one, version), receivers))
         for receiver, failure in zip(receivers, failures, strict=True):
             if failure:
-                self._lose(receiver, failure)
+                self._remove(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
         """Push the packed weights to one vLLM. Return the error, or None after success."""
@@ -129,7 +129,7 @@ class WeightPusher:
             return error
         return None
 
-    def _lose(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
+    def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
         """Remove a failed replica. Raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
@@ -157,7 +157,7 @@ class WeightPusher:
             try:
                 gap = rows.gap(probed, SERVED_AS[self._sender.adapter_only])
             except RunFailed as error:
-                self._lose(probed, error)
+                self._remove(probed, error)
             else:
                 return self._bound.metrics(gap, version) if len(gap) else {}
         return {}

@@ -31,7 +31,7 @@ class Reader:
     """The receiver in one vLLM worker, created with the arguments `facts` from the sender."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
-        """Return the weights of one push, given their fingerprint and `Sender.source`.
+        """Return the weights of one push, given their fingerprint and the dict of `Sender.source`.
 
         Raises:
             RuntimeError: the received weights have another fingerprint than the given one.
@@ -55,14 +55,14 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 
 @dataclass(kw_only=True)
 class Sender:
-    """The sending side (conf/sync). All ranks call `collect`. Rank 0 alone calls the other methods.
+    """The sending side (conf/sync). All ranks call `open` and `collect`, rank 0 all other methods.
 
     The default methods push all weights through a memory file. Class variables except `reader` must
     be literals, because rl/config reads them from the source code without importing the class.
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # whether rl/config replaces this class by another Sender
+    chooses: ClassVar[bool] = False  # whether rl/config/transport.py replaces this class
     # whether a push contains only the LoRA matrices, because vLLM has the base model
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
@@ -79,7 +79,7 @@ class Sender:
     def collect(self, policy: "Policy") -> Weights:
         """Return the weights to push on rank 0. All ranks must call it.
 
-        The next call overwrites weights that came from a GPU: clone what you keep.
+        The next call overwrites weights that came from a GPU. Clone weights to keep them.
         """
         return policy.weights(self._file.places)
 
@@ -97,7 +97,7 @@ class Sender:
         target = f"{self.reader.__module__}.{self.reader.__qualname__}"
         vllm.init_transfer({"reader": target, "facts": facts})
 
-    def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 an adapter depends on it
+    def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 AdapterSender uses it
         """Return the arguments with which the readers of this vLLM find the packed weights."""
         return {"path": self._file.path}
 

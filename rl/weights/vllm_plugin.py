@@ -37,18 +37,18 @@ from rl.inference.quick_start import start_quickly
 from rl.inference.server import STARTED_BY_RUN
 from rl.weights.transport import Reader, Weights, open_reader
 from rl.weights.vllm_proof import (
+    adapted_layers_that_differ,
     as_vllm_names,
-    compared_parameters,
-    coverage,
-    layers_that_share,
-    matrices_that_differ,
+    compare_parameters,
+    coverage_line,
+    parameters_that_share,
 )
 
 log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger has a handler
 
 
 def register() -> None:
-    """Register our transfer engines; vLLM calls this function in each of its processes."""
+    """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ:
         add_working_folder()
     start_quickly()
@@ -59,7 +59,7 @@ def register() -> None:
 def add_working_folder() -> None:
     """Let vLLM import the user's modules, such as a Reader, from the working folder.
 
-    PYTHONSAFEPATH has removed it from sys.path. Append it, so that its files hide no library.
+    PYTHONSAFEPATH removes this folder from sys.path. Append it, so that its files hide no library.
     """
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -67,7 +67,7 @@ def add_working_folder() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The name of the reader's class, and the reader's constructor arguments from the sender."""
+    """The request that opens a reader: its class by name, and its constructor arguments."""
 
     reader: str
     facts: dict[str, Any]
@@ -75,7 +75,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """The request of one push: fingerprint of the weights, and where the reader finds them."""
+    """The request of one push: fingerprint of the weights, and arguments of `Reader.read`."""
 
     fingerprint: str
     source: dict[str, Any]
@@ -99,7 +99,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
     def start_weight_update(self) -> None:
-        """Do nothing, so that the model stays unchanged if the trainer then sends no weights."""
+        """Do nothing, so that the model is unchanged if the trainer then fails to send weights."""
 
     def shutdown(self) -> None:
         """Close the reader, if one is open."""
@@ -131,27 +131,27 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Repack the weights for CPU kernels. Compare every parameter with the received weights.
 
-        Do nothing if no weights were received, because a new trainer only ends an old update.
+        Do nothing if no weights were received: a new trainer ends an update of its predecessor.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks. It skipped layers with a weight.
+            # The reload empties each weight that it repacks, so it skipped layers that have one.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-        shared = list(layers_that_share(self.model, self._received))
+        shared = list(parameters_that_share(self.model, self._received))
         if shared:
             raise RuntimeError(f"weight push: vLLM's loader must copy {shared}, not keep a view")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
-            proof = dict(compared_parameters(self.model, sent))
-            _log_once(coverage(proof))
+            proof = dict(compare_parameters(self.model, sent))
+            _log_once(coverage_line(proof))
             wrong = {name for name, equal in proof.items() if equal is False}
             if self._loaded:  # a parameter that is neither compared nor loaded keeps old weights
                 wrong |= {name for name, equal in proof.items() if equal is None} - {*self._loaded}
@@ -160,8 +160,8 @@ class WholeWeightsEngine(_Engine):
                     f"weight push: vLLM does not use the pushed weights in {sorted(wrong)}"
                 )
         else:
-            _log_once("no parameter is compared: under tensor parallelism each is only a shard")
-        self._received = {}  # frees the tensors, which may be views of a memory-mapped file
+            _log_once("no parameter is compared, because tensor parallelism splits parameters")
+        self._received = {}  # free the tensors, which may be views of a memory-mapped file
 
 
 class AdapterEngine(_Engine):
@@ -195,20 +195,18 @@ class AdapterEngine(_Engine):
         if self.parallel_config.tensor_parallel_size == 1:
             named = {parse_fine_tuned_lora_name(n, names): t for n, t in received.items()}
             slot = manager.lora_index_to_id.index(old.id)
-            wrong = list(matrices_that_differ(manager, slot, named, self._form))
+            wrong = list(adapted_layers_that_differ(manager, slot, named, self._form))
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
                 raise RuntimeError(f"adapter push: vLLM lacks the pushed matrices in {wrong}")
         else:
-            _log_once(
-                "the pushed adapter is not compared: with tensor parallelism layers hold shards"
-            )
+            _log_once("no matrix is compared, because tensor parallelism splits matrices")
 
     def finish_weight_update(self) -> None:
-        """Do nothing. Only a new trainer finishes an update, to drop the old trainer's adapters."""
+        """Do nothing. A new trainer finishes an update only to make vLLM drop old adapters."""
 
 
 @cache
 def _log_once(text: str) -> None:
-    """Write a line to vLLM's log only once, not at every step."""
+    """Write a line to vLLM's log, but only once per process."""
     log.info("weight push: %s", text)

@@ -23,36 +23,36 @@ def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
 
-def compared_parameters(
+def compare_parameters(
     model: torch.nn.Module, weights: Weights
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None instead if the parameter is quantised or `weights` lacks its name. vLLM fuses layers
-    (q, k and v into one), which the model's `packed_modules_mapping` lists.
+    Yield None instead of True or False if the parameter is quantised or `weights` lacks it. vLLM
+    fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, str] = {}  # a tied parameter is sent only under its first name
     for owner, layer in model.named_modules():
         if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
-            yield from _compared_experts(owner, layer, weights)
+            yield from _compare_experts(owner, layer, weights)
             continue
         for leaf, held in layer.named_parameters(recurse=False):
             name = f"{owner}.{leaf}".lstrip(".")
-            sent = _sent(first_names.setdefault(id(held), name), packed, weights)
+            sent = _find_sent(first_names.setdefault(id(held), name), packed, weights)
             if sent is None or held.dtype not in _UNQUANTISED:
                 yield name, None
             else:
                 yield name, _is_equal(layer, leaf, held, sent.to(held))
 
 
-def _sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:
+def _find_sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:
     """Return the sent weights of a parameter in vLLM's layout, or None if they are unknown."""
     owner, _, leaf = name.rpartition(".")
     prefix, _, last = owner.rpartition(".")
     sources = [f"{prefix}.{source}.{leaf}".lstrip(".") for source in packed.get(last, [last])]
     known = [weights[source] for source in sources if source in weights]
-    return _stacked(known) if len(known) == len(sources) else None
+    return _stack_rows(known) if len(known) == len(sources) else None
 
 
 def _is_equal(
@@ -66,10 +66,8 @@ def _is_equal(
     return equal
 
 
-def _compared_experts(
-    owner: str, layer: Any, weights: Weights
-) -> Iterator[tuple[str, bool | None]]:
-    """Yield the parameters of fused experts, which transformers names differently than vLLM."""
+def _compare_experts(owner: str, layer: Any, weights: Weights) -> Iterator[tuple[str, bool | None]]:
+    """Do the same for fused experts, which have other names in transformers than in vLLM."""
     prefix = owner.removesuffix(".routed_experts")
     sent = [weights.get(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
     is_known = all(tensor is not None for tensor in sent) and (
@@ -95,15 +93,15 @@ def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
     return dict(twin.named_parameters())
 
 
-def layers_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
-    """Yield the parameters that use the memory of `weights`, which the next push overwrites."""
+def parameters_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
+    """Yield the names of parameters that are views of `weights`, which the next push overwrites."""
     places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
     for name, parameter in model.named_parameters():
         if parameter.numel() and parameter.untyped_storage().data_ptr() in places:
             yield name
 
 
-def coverage(proof: Mapping[str, bool | None]) -> str:
+def coverage_line(proof: Mapping[str, bool | None]) -> str:
     """Return a log line with the number of parameters that were compared with the sent weights."""
     unknown = [name for name, equal in proof.items() if equal is None]
     text = f"{len(proof) - len(unknown)} of {len(proof)} parameters are compared with what was sent"
@@ -121,13 +119,13 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     outputs must be equal bit by bit. Half of the inputs are noise, which involves every weight. The
     other half select single columns, so that nothing is rounded.
     """
-    probe = probes(weight.shape[1]).to(weight)  # [P, in]
+    probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
     computed = layer.cpu_linear(
         probe, layer.weight, bias
     )  # [P, out]; out includes a vocabulary's padding
     missing = computed.shape[1] - len(weight)
-    padded = _stacked([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
+    padded = _stack_rows([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
     twin.weight = torch.nn.Parameter(padded, requires_grad=False)
     dispatch_cpu_unquantized_gemm(twin, remove_weight=False)
@@ -135,25 +133,25 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     return torch.equal(computed[:, : len(weight)], expected[:, : len(weight)])
 
 
-def _stacked(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _stack_rows(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Concatenate tensors along the rows. Do not copy a single tensor, which may be a gigabyte."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def probes(width: int) -> torch.Tensor:
+def probe_inputs(width: int) -> torch.Tensor:
     """Return fixed test inputs [P, width]: noise, and one-hot vectors spread over the width."""
     noise = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0))
     columns = torch.linspace(0, width - 1, _PROBES).long()
     return torch.cat([noise, torch.nn.functional.one_hot(columns, width).float()])
 
 
-def matrices_that_differ(
+def adapted_layers_that_differ(
     manager: LoRAModelManager,
     slot: int,
     sent: Mapping[tuple[str, bool], torch.Tensor],
     form: PEFTHelper,
 ) -> Iterator[str]:
-    """Yield the adapted layers whose matrices in vLLM are missing or differ from the sent ones.
+    """Yield the layers whose adapter matrices in vLLM are missing or differ from the sent ones.
 
     A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
     multiplies matrix B by the adapter's scale.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from losses.decoupled_ppo import decoupled_ppo
-from losses.top_entropy import highest, top_entropy
+from losses.top_entropy import is_highest, top_entropy
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -49,7 +49,8 @@ def test_the_number_of_highest_values_is_rounded_up_and_includes_ties(
     entropies, fraction, expected
 ):
     values, ids = torch.tensor(entropies), torch.ones(len(entropies), dtype=torch.int64)
-    assert highest(values, ids, 3, fraction).tolist() == expected  # two sequences have no token
+    # Two sequences have no token.
+    assert is_highest(values, ids, 3, fraction).tolist() == expected
 
 
 def test_the_anchor_of_staler_tokens_is_closer_to_the_policy(check_table):

@@ -54,9 +54,9 @@ def a_step_later(sent: dict[str, torch.Tensor], number: int) -> dict[str, torch.
 
 
 def differing(model: torch.nn.Module, sent: dict[str, torch.Tensor]) -> list[str]:
-    from rl.weights.vllm_proof import compared_parameters
+    from rl.weights.vllm_proof import compare_parameters
 
-    return [name for name, equal in compared_parameters(model, sent) if not equal]
+    return [name for name, equal in compare_parameters(model, sent) if not equal]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -99,16 +99,16 @@ def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too(behind):
 
 
 def test_the_log_names_the_parameters_that_cannot_be_compared():
-    from rl.weights.vllm_proof import compared_parameters, coverage
+    from rl.weights.vllm_proof import compare_parameters, coverage_line
 
     sent = weights(torch.bfloat16)
-    whole = dict(compared_parameters(Model(sent), sent))
-    assert coverage(whole) == "3 of 3 parameters are compared with what was sent"
+    whole = dict(compare_parameters(Model(sent), sent))
+    assert coverage_line(whole) == "3 of 3 parameters are compared with what was sent"
     del sent["out.weight"]  # as if it had an unknown name
-    part = dict(compared_parameters(Model(weights(torch.bfloat16)), sent))
+    part = dict(compare_parameters(Model(weights(torch.bfloat16)), sent))
     assert part == {"qkv.weight": True, "out.weight": None, "norm.weight": True}
     expected = "2 of 3 parameters are compared with what was sent; not compared: out.weight"
-    assert coverage(part) == expected
+    assert coverage_line(part) == expected
 
 
 def experts(w13: torch.Tensor, w2: torch.Tensor) -> torch.nn.Module:
@@ -207,19 +207,19 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():
-    from rl.weights.vllm_proof import layers_that_share
+    from rl.weights.vllm_proof import parameters_that_share
 
     sent = weights(torch.float32)
     model = Model(sent)
-    assert list(layers_that_share(model, sent)) == []
+    assert list(parameters_that_share(model, sent)) == []
     model.norm.weight = torch.nn.Parameter(sent["norm.weight"][:], requires_grad=False)
-    assert list(layers_that_share(model, sent)) == ["norm.weight"]
+    assert list(parameters_that_share(model, sent)) == ["norm.weight"]
 
 
 def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     from vllm.lora.peft_helper import PEFTHelper
 
-    from rl.weights.vllm_proof import matrices_that_differ
+    from rl.weights.vllm_proof import adapted_layers_that_differ
 
     form = PEFTHelper(r=2, lora_alpha=6, target_modules=["q", "v", "o"])
     names = ["q", "v", "o"]
@@ -240,7 +240,7 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     )
 
     def wrong(slot=1):
-        return sorted(set(matrices_that_differ(manager, slot, sent, form)))
+        return sorted(set(adapted_layers_that_differ(manager, slot, sent, form)))
 
     assert wrong() == []
     assert wrong(slot=0) == sorted(names)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load
 
 from rl.inference.routes import VLLMRoutes
-from rl.weights.memory_file import checked
+from rl.weights.memory_file import require_fingerprint
 from rl.weights.transport import Reader, Sender
 
 
@@ -20,7 +20,7 @@ class RequestReader(Reader):
 
     def read(self, fingerprint: str, *, content: str) -> dict[str, torch.Tensor]:
         """Return the decoded weights."""
-        return checked(load(b64decode(content)), fingerprint)
+        return require_fingerprint(load(b64decode(content)), fingerprint)
 
 
 @dataclass(kw_only=True)

@@ -21,12 +21,12 @@ from envs.http_client import HttpClient, HttpError
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.learner.logprobs import Rows, Scored
 from rl.learner.ranks import Ranks
-from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
+from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
 _REQUESTS = 32  # maximum number of concurrent requests
-_LARGEST_MIB = 1024  # largest response, which has top_k candidates for each token of a row
+_LARGEST_MIB = 1024  # largest response: top_k candidates for each token of a row
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
@@ -46,7 +46,7 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the teacher, after a check of the server's tokenizer and length limit."""
+        """Check the server's tokenizer and length limit, and return the teacher."""
         assert setting.temperature == 1, "refused by rl/config/algorithm_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
@@ -75,7 +75,7 @@ class _RemoteTeacher(Reference):
     def require_fit(self, student: Path, max_seq_len: int) -> None:
         """Raise RunFailed if the server has another tokenizer or a length limit that is too small.
 
-        There is no check if the server does not answer or has no /tokenize route.
+        Check nothing if the server does not answer or has no /tokenize route.
         """
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
@@ -103,7 +103,7 @@ class _RemoteTeacher(Reference):
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        """Return the scores of all micro-batches. Their rows are requested concurrently."""
+        """Return the scores of all micro-batches. Send one request per row, many at a time."""
         questions = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
@@ -111,7 +111,7 @@ class _RemoteTeacher(Reference):
         ]
         answers = iter(asyncio.run(self._answers(questions)))
         return [
-            joined(
+            join_scores(
                 list(islice(answers, len(rows.mask))),
                 lambda scores, device=rows.mask.device: scores.to(device),
             )
@@ -151,7 +151,9 @@ class _RemoteTeacher(Reference):
                 )
             raise RunFailed(f"{self._where} {problem}") from error
         except ValueError as error:
-            raise RunFailed(f"{self._where} is no vLLM API, but sent {text[:200]!r}") from error
+            raise RunFailed(
+                f"{self._where} sent no JSON but {text[:200]!r}: use the URL of a vLLM server"
+            ) from error
         if not entries:
             raise RunFailed(f"{self._where} returns no prompt_logprobs: use a vLLM server")
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
@@ -169,9 +171,9 @@ class _RemoteTeacher(Reference):
         ]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
-        if (ids >= self._vocabulary).any():  # the teacher pads its vocabulary further
+        if (ids >= self._vocabulary).any():  # the teacher has a larger vocabulary
             raise RunFailed(
-                f"{self._where} returns the token id {int(ids.max())}, and the policy has only "
+                f"{self._where} returns the token id {int(ids.max())}, but the policy has only "
                 f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])

@@ -1,7 +1,7 @@
 """References that run on the trainer's ranks.
 
 initial    the policy at the start of the run. With adapter=lora it is the base model, else a copy.
-           If `refresh_every` is set, the copy moves towards the policy.
+           If `refresh_every` is above 0, the copy is updated towards the policy.
 model      another model with the same tokenizer, for example a teacher
 """
 
@@ -43,7 +43,7 @@ class InitialPolicy:
         """Return the policy with its adapter off, or a copy of its initial weights."""
         top_k = setting.num_candidates(self.top_k)
         if setting.policy.has_adapter:
-            return _WithoutAdapter(setting.policy, top_k)
+            return _BaseModel(setting.policy, top_k)
         model = load_model(setting.model, setting.dtype, setting.seed)
         return _ReferenceCopy(model, setting, top_k, self.refresh_every, self.refresh_mix)
 
@@ -66,7 +66,7 @@ class FrozenModel:
         return _ReferenceCopy(model, setting, setting.num_candidates(self.top_k))
 
 
-class _WithoutAdapter(Reference):
+class _BaseModel(Reference):
     def __init__(self, policy: Policy, top_k: int) -> None:
         self._policy, self._top_k = policy, top_k
 
@@ -75,9 +75,9 @@ class _WithoutAdapter(Reference):
 
 
 class _ReferenceCopy(Reference):
-    """A reference model on every rank. Its moving average of the policy, if any, is in float32.
+    """A reference model on every rank. With `mix` below 1 it is a moving average of the policy.
 
-    bfloat16 would round away most small changes of the average.
+    The average is kept in float32, because bfloat16 would round away most of its small changes.
     """
 
     def __init__(

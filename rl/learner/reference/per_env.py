@@ -1,4 +1,4 @@
-"""A teacher for each environment of a mixture, which scores the rows of this environment.
+"""One teacher per environment of a mixture. It scores the rows of its environment.
 
 B: rows, N: completion tokens of a micro-batch.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rl.learner.logprobs import Rows, Scored
-from rl.learner.reference.protocol import Reference, ReferenceSetting, joined
+from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
 
 
 class ReferenceChoice(Protocol):
@@ -31,7 +31,7 @@ class PerEnvironment:
     teachers: Mapping[str, ReferenceChoice]
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Start all teachers, and return the reference that asks them."""
+        """Start all teachers, and return the reference that combines their scores."""
         return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
 
 
@@ -48,7 +48,7 @@ class _Teachers(Reference):
             for name, teacher in self._teachers.items()
         }
         return [
-            _in_row_order(rows, {name: scores[i] for name, scores in scored.items()})
+            _merge_in_row_order(rows, {name: scores[i] for name, scores in scored.items()})
             for i, rows in enumerate(batches)
         ]
 
@@ -91,16 +91,16 @@ def _rows_of(name: str, rows: Rows) -> Rows:
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 
-def _in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
+def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     """Return the scores of all environments in the order of `rows`."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
-    # [N] position of each score, if scores are concatenated teacher by teacher
+    # [N] place in row order of each score, when scores are concatenated teacher by teacher
     order = numbers.argsort(stable=True).to(rows.mask.device)
 
-    def place(scores: Tensor) -> Tensor:
+    def reorder(scores: Tensor) -> Tensor:
         result = torch.empty_like(scores)
         result[order] = scores
         return result
 
-    return joined(list(by_env.values()), place)
+    return join_scores(list(by_env.values()), reorder)

@@ -1,4 +1,4 @@
-"""The interface of references, and the settings that they are built from."""
+"""The interface of references, and the settings from which they are built."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # whether the memory of `score` grows with the distinct tokens, not with the padded rows
+    # False if `score` computes padded rows, because micro-batches must then have fewer of them
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
@@ -28,7 +28,7 @@ class Reference:
         return {}
 
     def after_step(self, step: int) -> None:
-        """Update the reference after `step` optimizer steps. By default nothing changes."""
+        """Update the reference after `step` optimizer steps. The default changes nothing."""
 
     def save(self, folder: Path) -> None:
         """Write the state that `load` needs. The default writes nothing."""
@@ -39,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """The settings that every reference is built from."""
+    """The settings of the run from which every reference is built."""
 
     policy: Policy
     model: Path  # folder of the policy's initial model
@@ -70,23 +70,23 @@ class ReferenceSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class NoReference:
-    """The choice of no reference (conf/reference/none.yaml)."""
+    """The options of conf/reference/none.yaml: the run has no reference."""
 
     has_logprobs: ClassVar[bool] = False
 
-    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 as other references
-        """Raise AssertionError: the configuration check refuses runs that need a reference."""
+    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
+        """Raise AssertionError, because the configuration check refuses runs that call this."""
         raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
 
 
-def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate scores, without candidates if they have none; `place` moves each result."""
+def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
+    """Concatenate scores by field, and apply `transform` to each field that is not None."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(
             *((s.logprobs, s.candidates, s.candidate_logprobs) for s in scores), strict=True
         )
     ]
-    logprobs, *candidates = [place(torch.cat(column)) if column else None for column in columns]
+    logprobs, *candidates = [transform(torch.cat(column)) if column else None for column in columns]
     assert logprobs is not None, "every micro-batch has a row"
     return Scored(logprobs, *candidates)

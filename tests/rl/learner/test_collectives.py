@@ -1,6 +1,6 @@
 """Bytes between ranks."""
 
-from rl.learner.collectives import gathered_bytes
+from rl.learner.collectives import gather_bytes
 from tests.support.ranks import on_ranks, worlds
 
 SENT = (b"", "ä longer text\0".encode())
@@ -11,7 +11,7 @@ SENT = (b"", "ä longer text\0".encode())
 def test_every_rank_gets_the_bytes_of_all_in_their_order(setup):
     ranks = setup.ranks
     for sent in (SENT, SENT[::-1]):
-        assert gathered_bytes(sent[ranks.rank]) == list(sent[: ranks.world])
+        assert gather_bytes(sent[ranks.rank]) == list(sent[: ranks.world])
     words = ["ä first", ""]
     assert ranks.from_first(words[ranks.rank]) == words[0]
     assert ranks.from_first(words[1 - ranks.rank]) == words[1]

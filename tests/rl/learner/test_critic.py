@@ -14,7 +14,7 @@ from losses.squared_error import squared_error
 from rl.dry_call.learn import completed
 from rl.learner import critic as critic_module
 from rl.learner.critic import CriticSettings, ValueModel, ValueModule
-from rl.learner.deepspeed_engine import gathered
+from rl.learner.deepspeed_engine import gather
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.model.lora import LoRA
@@ -114,7 +114,7 @@ class Critics(Setup):
         weights = {}
         for name, parameter in critic._engine.module.named_parameters():
             if parameter.requires_grad:
-                with gathered(critic._engine, [parameter]):
+                with gather(critic._engine, [parameter]):
                     weights[name] = parameter.detach().clone()
         return weights
 

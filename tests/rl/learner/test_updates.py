@@ -282,6 +282,22 @@ def test_observed_gradients_are_those_of_the_objective_at_each_of_two_updates(se
 
 @per_world("how", {1: ["alone"], 2: ["shared"]})
 @on_ranks
+def test_a_metric_that_the_loss_omits_in_an_update_counts_as_0_there(setup, how):
+    batch, calls = setup.batch(setup.rows), []
+
+    def loss(tokens):
+        calls.append(tokens)
+        name = "early" if len(calls) <= len(batch.micro_batches) else "late"
+        return TokenLoss(-tokens.logprobs, {name: torch.ones_like(tokens.logprobs)})
+
+    stats = setup.policy("float32", "zero0", setup.adamw()).update(
+        batch, Objective(loss), updates=2
+    )
+    assert (stats["train/early"], stats["train/late"]) == (0.5, 0.5)
+
+
+@per_world("how", {1: ["alone"], 2: ["shared"]})
+@on_ranks
 def test_the_clip_share_of_the_record_is_that_of_the_metric_over_four_updates(setup, how):
     policy = setup.policy("float32", "zero0", setup.adamw(learning_rate=0.03))
     batch, run_folder = setup.batch(setup.rows), RunFolder(setup.new_folder())

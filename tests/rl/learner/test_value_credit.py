@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from losses.gae import gae
-from rl.learner.value_credit import at_tokens, credit
+from rl.learner.value_credit import credit, rewards_at_tokens
 
 # Two turns of 2 and 3 tokens that earn 1 and 2; one turn of 2 tokens that earns 4.
 TURNS = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
@@ -26,7 +26,7 @@ def credited(over, gamma, gae_lambda, exists=EXISTS, whiten=False, values=VALUES
         table(values),
         table(TURNS),
         exists,
-        at_tokens(table(EARNED), table(TURNS), exists),
+        rewards_at_tokens(table(EARNED), table(TURNS), exists),
         estimator=partial(gae, gamma=gamma, gae_lambda=gae_lambda),
         over=over,
         whiten=whiten,
@@ -34,7 +34,7 @@ def credited(over, gamma, gae_lambda, exists=EXISTS, whiten=False, values=VALUES
 
 
 def test_a_turn_s_reward_stands_at_its_last_token():
-    found = at_tokens(table(EARNED), table(TURNS), table(EXISTS).bool())
+    found = rewards_at_tokens(table(EARNED), table(TURNS), table(EXISTS).bool())
     torch.testing.assert_close(found, table(AT_TOKENS), rtol=0, atol=0)
 
 
@@ -47,7 +47,7 @@ def test_a_turn_s_reward_stands_at_its_last_token():
     ],
 )
 def test_a_turn_without_tokens_loses_no_reward(turns, earned, expected):
-    found = at_tokens(table([earned]), table([turns]), torch.ones(1, 3, dtype=torch.bool))
+    found = rewards_at_tokens(table([earned]), table([turns]), torch.ones(1, 3, dtype=torch.bool))
     torch.testing.assert_close(found, table([expected]), rtol=0, atol=0)
 
 
@@ -105,7 +105,7 @@ def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no
 @pytest.mark.parametrize("over", ["tokens", "turns"])
 def test_a_batch_without_any_token_has_tables_of_nothing(over):
     none = torch.zeros(2, 0, dtype=torch.float64)
-    rewards = at_tokens(table(EARNED), none, none.bool())
+    rewards = rewards_at_tokens(table(EARNED), none, none.bool())
     found = credit(
         *(none, none, none.bool(), rewards),
         estimator=partial(gae, gamma=1.0, gae_lambda=1.0),

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from rl.model.folder import check_trainable, copy_tokenizer, damaged_weights, fingerprint
+from rl.model.folder import check_trainable, copy_tokenizer, damaged_weight_file, fingerprint
 
 
 def safetensors(path, values=b"\x00\x01\x02\x03"):
@@ -60,10 +60,10 @@ def test_the_links_of_the_hubs_cache_are_followed(tmp_path):
     ],
 )
 def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
-    assert damaged_weights(model) is None
+    assert damaged_weight_file(model) is None
     path = model / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    assert damaged_weights(model) == "model.safetensors"
+    assert damaged_weight_file(model) == "model.safetensors"
 
 
 def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(model, tmp_path):

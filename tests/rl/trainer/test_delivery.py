@@ -36,10 +36,10 @@ class Faulty:
         self.first, self.pushes, self.probes = first, list(pushes), list(probes)
         self.differs = []
 
-    def join(self, receivers):
+    def add(self, receivers):
         pass
 
-    def lost(self):
+    def take_lost(self):
         return []
 
     def push(self, policy, version, *, must_differ):
@@ -132,10 +132,10 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
 
     vllms[1].server.faults["/pause"] = refuse
     assert rank.deliver(1)
-    assert rank.delivery.updated() == {"inference0": 0}
+    assert rank.delivery.updated_replicas() == {"inference0": 0}
     vllms[1].server.faults.clear()
     vllms[0].server.faults[route] = fail_as_the_other_one_comes_back
     assert rank.deliver(2)
-    assert rank.delivery.updated().keys() == {"inference1"}
+    assert rank.delivery.updated_replicas().keys() == {"inference1"}
     assert vllms[1].server.version == 2
     assert "refused" in (restart_request(rank.folder, "inference0", 0) or "")

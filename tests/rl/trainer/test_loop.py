@@ -79,10 +79,10 @@ class Rehearsal(loop.TrainingRun):
         ranks: Any = self.ranks
         self.delivery = Delivery(pusher, replicas, self.learner.policy, ranks, folder)
 
-    def join(self, receivers):
+    def add(self, receivers):
         pass
 
-    def lost(self):
+    def take_lost(self):
         return []
 
     def push(self, policy, version, *, must_differ):

@@ -6,12 +6,12 @@ import json
 import torch
 
 from rl.runtime.folder import RunFolder
-from rl.trainer.profiler import started_profiler
+from rl.trainer.profiler import start_profiler
 
 
 def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
     run_folder = RunFolder(tmp_path)
-    profiler = started_profiler(run_folder, rank=0, num_steps=1)
+    profiler = start_profiler(run_folder, rank=0, num_steps=1)
     assert profiler
     for _ in range(6):
         torch.ones(2).sum()

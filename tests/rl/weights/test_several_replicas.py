@@ -27,7 +27,7 @@ def sent(policy, sync):
 
 
 def lost(push):
-    return {one.name: one.reason for one in push.lost()}
+    return {one.name: one.reason for one in push.take_lost()}
 
 
 @pytest.mark.parametrize("sync", SENDERS)
@@ -112,7 +112,7 @@ def test_a_replica_that_does_not_answer_in_time_is_dropped(sync, replicas, tmp_p
     slow.server.faults["/start_weight_update"] = partial(time.sleep, 1.0)
     impatient = VLLMRoutes(slow.receiver.replica, timeout=0.5)
     push = pusher(sync, *replicas)
-    push.join([impatient])
+    push.add([impatient])
     push.push(policy, 2, must_differ=False)
     (reason,) = lost(push).values()
     assert "did not answer `start_weight_update` within trainer.wait_timeout=0.5 s" in reason
@@ -128,7 +128,7 @@ def test_a_restarted_replica_gets_the_next_version_with_the_others(sync, replica
     connections = [one.server.routes.count("/init_weight_transfer_engine") for one in replicas]
     replicas[1].server.faults.clear()
     policy.step()
-    push.join([replicas[1].receiver])
+    push.add([replicas[1].receiver])
     push.push(policy, 2, must_differ=True)
     assert all(one.holds(sent(policy, sync), 2) for one in replicas)
     again = [one.server.routes.count("/init_weight_transfer_engine") for one in replicas]
