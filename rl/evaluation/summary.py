@@ -36,8 +36,8 @@ class Summary:
     num_scored: int
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
-    passes: dict[int, float]  # k -> pass@k, for each role alone
-    # Share of examples, of each role if there are several, whose rollouts have the same reward:
+    passes: dict[int, float]  # k -> pass@k; each role of an example counts alone
+    # Share of examples whose rollouts have equal rewards. Each role of an example counts alone:
     zero_spread: float
     mean_length: float  # mean number of completion tokens
     max_length: int
@@ -95,7 +95,7 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
             of_role[i, rollout.role].append(rollout.reward)
     compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
     means: dict[str, Any] = rollout_means(rollouts)
-    del means["errors"]  # the metrics of a summary count them
+    del means["errors"]  # `Summary.metrics` computes this share
     return Summary(
         num_examples=len(played),
         num_rollouts=len(rollouts),

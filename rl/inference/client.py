@@ -125,7 +125,7 @@ class VLLMClient:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Stop using a replica that has ended. Return whether a replica can answer later."""
+        """Stop using a replica that has ended. Return whether to send the request again."""
         if route.lost:
             return True
         # In a thread, because connecting to a host that is down would block the event loop.
@@ -194,7 +194,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. Its open requests are sent to another replica."""
+        """Close the connections to a replica. `request` sends its open requests to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -245,7 +245,7 @@ class GroupClient:
         `version` is a policy version that vLLM has loaded before this call.
         """
         body = scoring_request(token_ids)
-        body["sampling_params"]["logprobs"] = 0  # the sampled token then tells its version
+        body["sampling_params"]["logprobs"] = 0  # `completion_of` requires the sampled token's
 
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)

@@ -20,7 +20,7 @@ class RequestFailed(GenerationError):
 
 
 class AttemptFailed(Exception):
-    """The error of one attempt at a request. `VLLMClient.request` decides about a retry."""
+    """The error of one attempt at a request. `VLLMClient.request` decides whether to retry."""
 
     def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class Completion:
     num_masked: int = 0  # number of first tokens that were given and are not trained
 
 
-# The fields of vLLM's answer that we read. Decoding into these types takes a fifth of the time of
+# The fields of vLLM's answer that are used. Decoding into these types takes a fifth of the time of
 # decoding into dictionaries, which matters because an answer has a logprob for every token.
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
@@ -109,6 +109,6 @@ def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:
 
 
 def scores_in(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
-    """Return the logprob of each given token except the first, from the answer of vLLM."""
+    """Return each token's logprob, except the first's, from the answer to `scoring_request`."""
     pairs = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]

@@ -174,7 +174,7 @@ def healthy(replica: Replica) -> bool:
 
 
 def prefix_cache(replica: Replica) -> tuple[float, float] | None:
-    """Return vLLM's numbers of prompt tokens in total, and found in its prefix cache.
+    """Return how many prompt tokens vLLM has received, and how many its prefix cache contained.
 
     Return None if vLLM does not answer.
     """

@@ -1,4 +1,4 @@
-"""The rollouts process, without torch: python -m rl.rollouts <run folder>."""
+"""The rollouts process: python -m rl.rollouts <run folder>."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ from rl.sampling.watchdog import Watchdog
 def _expert(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
 ) -> Callable[..., tuple[Rollout, ...]]:
-    """Return a function of a seed and an example, which only selects the environment."""
+    """Return a function that returns demonstrations, given a seed and an environment's example."""
 
     def demonstrate(
         seed: str, example: Example, group_size: int = run.group_size
@@ -132,7 +132,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Use the original pools, because FittingExamples would render every prompt here.
+            # Read the hints before `pools` has FittingExamples, which renders each prompt it reads.
             strategy: Strategy = build(run.strategy)()
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len

@@ -24,8 +24,8 @@ _MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward met
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that `step` trains. Lengths count completion tokens only.
 
-    The metrics describe the new rollouts, which show how well the policy performs. Only staleness
-    includes replayed groups, and `source/` describes them and the demonstrations.
+    The metrics describe the new rollouts, which show how well the policy performs. Staleness also
+    includes replayed groups. `source/` metrics describe replayed groups and demonstrations.
     """
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]

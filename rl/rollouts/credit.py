@@ -1,4 +1,4 @@
-"""Computes the credit of each rollout of a group: truncation, shaping, advantage. No torch.
+"""Computes the credit of each rollout of a group: truncation, shaping, advantage.
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
@@ -7,7 +7,7 @@ an advantage that divides by the standard deviation would change the size of a p
 
     A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
-P_i is what truncation=penalty and the length penalty subtract from the reward.
+P_i is the number that truncation and the length penalty subtract from the reward.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
@@ -114,7 +114,7 @@ class GroupCredit:
         credits = [self._truncated(rollout) for rollout in rollouts]
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
-        _require_length(penalties, len(rollouts), "`penalties` of group reward", "rollout")
+        _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
         # Subtract penalties last, so that they also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
@@ -237,7 +237,7 @@ def scored_group(
 
 def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
     """Return the group with one of its named rewards as the reward."""
-    # A truncation function may score a rollout whose named reward is NaN or infinite: read it as 0.
+    # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
     rewards = [
         None if reward is None else finite(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

@@ -4,10 +4,9 @@
 
 The two numbers are rounded, and at least 1 if the share is above 0.
 
-Only new groups are sampled for the batch, so only these count for admission, and each of them is
-trained at its usual step. A replayed group is a group of an earlier batch with its old logprobs,
-versions and advantages, so the staleness of its tokens is true. A demonstration has no version, no
-reward and the advantage 0.
+The dispatcher counts only new groups, so each new group is trained at its usual step. A replayed
+group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged, so the
+staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
 the stored groups, so a resumed run replays the same ones.
@@ -112,21 +111,21 @@ class MixedBuffer(FifoBuffer):
         return [*new, *replayed, *shown]
 
     def is_useful(self, group: Group) -> bool:
-        """Return whether to store a group, because it can teach. A subclass may choose others."""
-        # With a critic nothing is compared, so advantages of 0 can still give a gradient.
+        """Return whether to store a group, because it gives a gradient. Subclasses may differ."""
+        # A critic compares no rollouts, so advantages of 0 can still give a gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
     def _demonstrated(self, index: int, step: int, like: Example) -> Group:
-        """Return demonstrations for the environment of the example `like`."""
+        """Return a group of demonstrations of the environment of the example `like`."""
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # No reward, so that demonstrations are in no baseline, critic or KL penalty in the reward.
+        # No reward, so that no baseline, critic or KL penalty in the reward uses demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
 
 def _to_store(group: Group) -> Group:
-    """Return a group for later batches, with only values that a checkpoint can contain."""
+    """Return the copy of a group that is replayed. A checkpoint can contain all its values."""
     rollouts = tuple(
         replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))
         for rollout in group.rollouts

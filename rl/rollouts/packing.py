@@ -18,7 +18,7 @@ Row = TypeVar("Row", bound=TrainingRow)
 
 
 def by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
-    """Return the rows with an advantage, and those without; a whole group if `whole_groups`."""
+    """Return the rows with an advantage, and the others. `whole_groups`: do not split groups."""
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     moving = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
     kinds: tuple[list[Any], list[Any]] = ([], [])

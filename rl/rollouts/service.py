@@ -1,4 +1,4 @@
-"""Serves the trainer ranks, shows progress and writes the rollouts. No torch.
+"""Serves the trainer ranks, shows progress and writes the rollouts.
 
 A rank's calls: `next_batch` (the rank's share of a step), `publish` (vLLM has new weights),
 `evaluation` (the metrics of a version), `state` (this process's state for a checkpoint).
@@ -103,7 +103,7 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            if call.version != self._dispatcher.version.number:  # else a vLLM was restarted
+            if call.version != self._dispatcher.version.number:  # otherwise a vLLM was restarted
                 await self._dispatcher.publish(call.version)
                 if self._evaluator:
                     self._evaluator.start(call.version)
@@ -112,7 +112,7 @@ class RolloutService:
             return await self._evaluator.finish(call.version) if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
-        raise AssertionError(f"unknown call {call.what}")
+        raise AssertionError(f"a rank sent an unknown call: {call.what}")
 
     def _check_first_version(self, version: int) -> None:
         """Raise RunFailed if this process and rank 0 resumed from different checkpoints."""

@@ -48,7 +48,7 @@ class Clock:
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    # number of `paused` blocks that are running; concurrent tasks of a rollout may overlap
+    # Number of open `pause` blocks. Several may be open, because a rollout may have several tasks.
     _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager
@@ -68,7 +68,7 @@ class Clock:
     def paused(self) -> Iterator[None]:
         """Pause the clock during the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
-        assert timeout is not None, "the clock does not run"
+        assert timeout is not None, "the clock is not running"
         if not self._pauses and (deadline := timeout.when()) is not None:
             self.left = deadline - loop.time()
             timeout.reschedule(None)

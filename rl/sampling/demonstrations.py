@@ -30,7 +30,7 @@ _MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end
 
 
 class TooLong(ValueError):
-    """Error: a conversation has a training row that is longer than max_seq_len."""
+    """The error raised if a conversation has a training row longer than max_seq_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ImitationSampler:
     max_staleness: NonNegativeInt
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations without end."""
+        """Yield conversations endlessly."""
         raise NotImplementedError
 
     def group(
@@ -96,7 +96,7 @@ class ImitationSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(ImitationSampler):
-    """The sampler of conf/sampler/demonstrations.yaml: the answers of the scripted expert."""
+    """The sampler of conf/sampler/demonstrations.yaml, for the environment's scripted expert."""
 
     corruption_rate: Probability
 
@@ -130,7 +130,7 @@ def tokenize(
     messages = list(messages)
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     if not turns:
-        raise ValueError("let demonstrations() yield a prompt and then an assistant message")
+        raise ValueError("a demonstration has no assistant message after its prompt: append one")
     if messages[-1]["role"] != "assistant":
         raise ValueError("a demonstration does not end with an assistant message: append one")
 

@@ -16,7 +16,7 @@ from rl.sampling.environment_errors import EnvironmentFailed, as_environment_err
 from rl.sampling.rewarding import rewarded
 from rl.sampling.speaker import Speaker
 
-# What an error after the episode changes in a rollout, beside its message.
+# Fields of a rollout after an error in `score_group` or `teacher_messages`.
 _BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
 
 
@@ -28,10 +28,10 @@ class FinishedGroup:
     chat: Chat
     played: Sequence[tuple[Rollout, Speaker]]
     log_error: Callable[[Environment, str], None]
-    checked: set[str]  # environments whose reward names were checked
+    checked: set[str]  # "environment role" whose reward names were checked
 
     async def scored(self, timeout: float) -> "FinishedGroup":
-        """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
+        """Return the group with the rewards of `env.score_group`, or without any if it fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
@@ -60,14 +60,14 @@ class FinishedGroup:
         )
 
     async def hinted(self) -> "FinishedGroup":
-        """Add the hints that the reference model sees. A rollout whose hint fails has no rows."""
+        """Return the group with hints for the reference model. Remove the rows if a hint fails."""
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                if speaker.opened == self.env.opened:  # else the policy itself read a hint
+                if speaker.opened == self.env.opened:  # otherwise the policy saw a hint
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:

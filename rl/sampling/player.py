@@ -38,7 +38,7 @@ from rl.sampling.watchdog import Watchdog
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED_ERRORS = 100
-Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # `rewards_by_name`
+Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # result of `rewards_by_name`
 _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
 
 
@@ -61,12 +61,12 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
+    _checked: set[str] = field(default_factory=set)  # FinishedGroup.checked
     # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     def at(self, version: int) -> Self:
-        """Return a copy with the sampler of `version`, and set the scheduled options of `env`."""
+        """Return a copy with the sampling options of `version`. Set those of `env`, too."""
         self.schedules.applied(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -211,7 +211,7 @@ class Player:
             # An error in `close` is ignored, because the reward is already known.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        if error:  # of the whole episode, so no role has a reward
+        if error:  # ends the episode of every role
             for each in first.speakers:
                 each.episode.stop_reason = episode.stop_reason
         rollout, *others = [
@@ -243,7 +243,7 @@ class Player:
             role=episode.role,
             retries=start.seeds.attempt,
         )
-        # With score_group, `_score_group` computes the reward, which may need the group's rewards.
+        # If the environment has `score_group`, FinishedGroup sets the reward later.
         if not error and not env.scores_groups:
             rollout = rewarded(env, rollout, rewards, self._checked)
         return rollout

@@ -14,7 +14,7 @@ def rewarded(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Reward names are checked once per environment and role. `checked` contains those checked.
+    Check reward names once per environment and role; `checked` holds those already checked.
     """
     key = f"{env.name} {rollout.role}"
     if rewards and key not in checked:

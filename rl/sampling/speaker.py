@@ -117,7 +117,7 @@ class Speaker:
 
     @property
     def speakers(self) -> "list[Speaker]":
-        """The speakers of all roles, in the order of their first turns; first this one."""
+        """The speakers of all roles, in the order of their first turns, starting with this one."""
         return [*self._roles.values()] or [self]
 
     def raise_failure(self) -> None:

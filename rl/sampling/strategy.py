@@ -1,4 +1,4 @@
-"""The contract of strategies, which decide how the rollouts of a group are made."""
+"""The interface of strategies, which decide how the rollouts of a group are made."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Strategy:
         reads_rewards: whether `play` reads rewards, which `score_group` computes only afterwards.
         fixed_size: whether `play` always returns `size` rollouts, or none.
         needs_hints: whether every example needs a hint.
-        begins_turns: whether turns begin with given tokens, which sampler.stop excludes.
+        begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
         samples: whether the strategy differs from independent attempts, and so needs a policy.
     """
 
@@ -68,7 +68,7 @@ class Strategy:
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        """Return the rollouts of a group of group_size `size`; [] lets the buffer replace it."""
+        """Return the rollouts of a group of group_size `size`; [] makes the buffer reject it."""
         raise NotImplementedError
 
 

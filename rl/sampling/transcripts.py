@@ -38,9 +38,8 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations of this environment, or of any if it has none, repeatedly."""
+        """Yield random conversations endlessly: of `env` if a line names it, else of all lines."""
         known = read_conversations(self.path, self.min_reward)  # cached: the constructor called it
-        # If no line names this environment, all lines are used, although their prompts differ.
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
