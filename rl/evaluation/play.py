@@ -28,11 +28,11 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
     return [
         example
         for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
-        for example in _shuffled(pool, count)
+        for example in _choose_from_pool(pool, count)
     ]
 
 
-def _shuffled(pool: Pool, count: int) -> list[Example]:
+def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
     # The seed is constant, so that runs with different seeds evaluate the same examples.
     random.Random("evaluation").shuffle(order)

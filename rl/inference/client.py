@@ -19,7 +19,7 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
-    scores_in,
+    given_logprobs,
     scoring_request,
 )
 from rl.inference.router import RequestGroup, Route, Router
@@ -250,7 +250,7 @@ class GroupClient:
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)
             choice = msgspec.convert(answer["choices"][0], Choice)
-            logprobs = scores_in(answer, token_ids)
+            logprobs = given_logprobs(answer, token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:

@@ -46,7 +46,7 @@ from rl.sampling.strategy import Strategy
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert(
+def _demonstrator(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
 ) -> Callable[..., tuple[Rollout, ...]]:
     """Return a function that returns demonstrations, given a seed and an environment's example."""
@@ -61,7 +61,7 @@ def _expert(
     return demonstrate
 
 
-def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
+def _play_demonstrations(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
     async def play_group(index: int, example: Example, size: int, *_: int) -> tuple[Rollout, ...]:
         return expert(str(index), example, size)
 
@@ -77,7 +77,7 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
         renderer = _renderer(run, run_folder)
-        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
+        buffer.demonstrate = _demonstrator(run, buffer.demonstrations, env, renderer)
     return buffer
 
 
@@ -148,7 +148,7 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = _renderer(run, run_folder)
-            play_group = _imitating(_expert(run, sampler, env, renderer))
+            play_group = _play_demonstrations(_demonstrator(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)

@@ -37,12 +37,12 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
     is_flat = max(counted, default=0.0) - min(counted, default=0.0) <= SPREAD_TOLERANCE
     scale = 0.0 if is_flat else 1 / math.sqrt(variance)
 
-    def whitened(credit: Credit) -> Credit:
+    def whiten_credit(credit: Credit) -> Credit:
         if credit.reward is None:
             return credit
         return replace(credit, advantages=tuple((a - mean) * scale for a in credit.advantages))
 
-    return [tuple(map(whitened, group.credits)) for group in groups]
+    return [tuple(map(whiten_credit, group.credits)) for group in groups]
 
 
 def credited(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:

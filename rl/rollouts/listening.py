@@ -29,13 +29,13 @@ async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> As
     else:
         key = run_folder.private.key.read_bytes()
 
-        async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def check_key(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if await _sends_key(reader, key):
                 await serve(reader, writer)
             else:
                 writer.close()
 
-        server = await asyncio.start_server(guarded, host, 0)
+        server = await asyncio.start_server(check_key, host, 0)
         port = server.sockets[0].getsockname()[1]
         Endpoint(Address(host=host, port=port), pid=os.getpid()).write(run_folder, "rollouts")
     try:

@@ -100,12 +100,12 @@ class MixedBuffer(FifoBuffer):
         self._num_expired += len(self._stored) - len(young)
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
         # Store the new groups after the choice, so that no batch contains a group twice.
-        stored = [*young, *(_to_store(group) for group in new if self.is_useful(group))]
+        stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
         self._stored = stored[-self.capacity :] if num_replayed else []
         # The suffix distinguishes the lines of one rollout in the files of several steps.
         replayed = [replace(group, suffix=f"@{step}") for group in chosen]
         shown = [
-            self._demonstrated(step * count + i, step, new[i % len(new)].example)
+            self._demonstration_group(step * count + i, step, new[i % len(new)].example)
             for i in range(num_shown if self.demonstrate else 0)
         ]
         return [*new, *replayed, *shown]
@@ -115,7 +115,7 @@ class MixedBuffer(FifoBuffer):
         # A critic compares no rollouts, so advantages of 0 can still give a gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
-    def _demonstrated(self, index: int, step: int, like: Example) -> Group:
+    def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
         """Return a group of demonstrations of the environment of the example `like`."""
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
@@ -124,7 +124,7 @@ class MixedBuffer(FifoBuffer):
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
 
-def _to_store(group: Group) -> Group:
+def _storable_copy(group: Group) -> Group:
     """Return the copy of a group that is replayed. A checkpoint can contain all its values."""
     rollouts = tuple(
         replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))

@@ -17,7 +17,7 @@ from rl.runtime.failure import RunFailed
 Row = TypeVar("Row", bound=TrainingRow)
 
 
-def by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
+def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
     """Return the rows with an advantage, and the others. `whole_groups`: do not split groups."""
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     moving = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
@@ -39,7 +39,7 @@ def pack(
         shares_prefixes: whether the trainer computes equal beginnings once.
     """
     if shares_prefixes:
-        shares = _cut_for_ranks(sorted(rows, key=_by_token_ids), loads)
+        shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
         packed = [_pack_by_prefix(share, budget) for share in shares]
     else:
         shares = _assign_to_ranks(sorted(rows, key=lambda row: -row.length), loads)
@@ -106,12 +106,12 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _by_token_ids(row: TrainingRow) -> bytes:
+def _token_sort_key(row: TrainingRow) -> bytes:
     """Return a sort key that puts rows with equal beginnings next to each other."""
     return row.token_ids.astype(">u4").tobytes()
 
 
-def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
+def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
     """Return the number of equal tokens at the beginning of two rows."""
     length = min(one.length, other.length)
     differs = one.token_ids[:length] != other.token_ids[:length]
@@ -125,7 +125,7 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
-    equal = [0, *map(_num_equal, rows, rows[1:])]
+    equal = [0, *map(_num_equal_tokens, rows, rows[1:])]
     counts = [length - number for length, number in zip(lengths, equal, strict=False)]
 
     def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
@@ -160,7 +160,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     bins: list[list[Row]] = []
     cost = 0.0
     for row in rows:
-        equal = _num_equal(bins[-1][-1], row) if bins else 0
+        equal = _num_equal_tokens(bins[-1][-1], row) if bins else 0
         new = row.length - equal
         # Attention reads a complete copy of each row. If this row extends the previous row, one
         # copy serves both rows. A copied token takes a quarter of a distinct token's memory.

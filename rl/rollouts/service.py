@@ -82,7 +82,7 @@ class RolloutService:
     async def _answer(self, call: Call) -> Answer:
         """Return the answer to a call. After an error do not answer; `report` raises the error."""
         try:
-            return Answer(value=msgspec.Raw(pack(await self._value(call))))
+            return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
             return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
@@ -91,7 +91,7 @@ class RolloutService:
             await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
             raise
 
-    async def _value(self, call: Call) -> object:
+    async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
             # The first rank to call starts the plan, and the other ranks share it. No rank is a
             # step behind, because every update synchronises the ranks, so the previous plan can be

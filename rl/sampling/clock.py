@@ -24,7 +24,7 @@ class CompletionSlots:
         self._queue = asyncio.Lock()
 
     @asynccontextmanager
-    async def held(self, count: int) -> AsyncIterator[None]:
+    async def hold(self, count: int) -> AsyncIterator[None]:
         """Hold `count` slots during the block, or all slots if `count` exceeds their number."""
         held = 0
         try:
@@ -82,11 +82,11 @@ class Clock:
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
-    async def holding_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
+    async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
         """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.paused():
-                await stack.enter_async_context(slots.held(count))
+                await stack.enter_async_context(slots.hold(count))
             began = time.monotonic()
             try:
                 yield

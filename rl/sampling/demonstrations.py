@@ -103,10 +103,10 @@ class DemonstrationSampler(ImitationSampler):
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield the expert's demonstrations. Corrupt a share `corruption_rate` of them."""
         for messages in env.demonstrations(rng):
-            yield _corrupted(messages, rng) if rng.random() < self.corruption_rate else messages
+            yield _swap_letters(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
-def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
+def _swap_letters(messages: list[Message], rng: Random) -> list[Message]:
     """Return the messages with two neighbouring letters of the last message swapped."""
     *before, last = messages
     text = last.get("content") or ""
@@ -134,10 +134,10 @@ def tokenize(
     if messages[-1]["role"] != "assistant":
         raise ValueError("a demonstration does not end with an assistant message: append one")
 
-    def rendered(turn: int) -> list[int]:
+    def render_until(turn: int) -> list[int]:
         return renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
 
-    rows, prompt = [GrowingRow()], rendered(turns[0])
+    rows, prompt = [GrowingRow()], render_until(turns[0])
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=True)):
         if prompt[: len(rows[-1].token_ids)] != rows[-1].token_ids:
             rows.append(GrowingRow())  # the prompt changes earlier turns, so a new row begins
@@ -147,7 +147,7 @@ def tokenize(
         if following is not None:
             reply = messages[turn + 1 : following]
             bridged = renderer.bridge_to_next_turn(prompt, completion, reply, tools=tools)
-            prompt = rendered(following) if bridged is None else bridged.token_ids
+            prompt = render_until(following) if bridged is None else bridged.token_ids
     longest = max(len(row.token_ids) for row in rows)
     if longest > max_seq_len:
         raise TooLong(

@@ -13,7 +13,7 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Hints
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
-from rl.sampling.rewarding import rewarded
+from rl.sampling.rewarding import with_rewards
 from rl.sampling.speaker import Speaker
 
 # Fields of a rollout after an error in `score_group` or `teacher_messages`.
@@ -30,7 +30,7 @@ class FinishedGroup:
     log_error: Callable[[Environment, str], None]
     checked: set[str]  # "environment role" whose reward names were checked
 
-    async def scored(self, timeout: float) -> "FinishedGroup":
+    async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
         """Return the group with the rewards of `env.score_group`, or without any if it fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
@@ -48,18 +48,18 @@ class FinishedGroup:
             error = str(failure)
             error = error or f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
             self.log_error(env, error)
-            return self._changed(
+            return self._with_rollouts(
                 rollout if rollout.error else replace(rollout, **_BROKEN, error=error)
                 for rollout, _ in self.played
             )
-        return self._changed(
+        return self._with_rollouts(
             rollout
             if rollout.error
-            else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self.checked)
+            else with_rewards(env, rollout, {**rollout.rewards, **next(results)}, self.checked)
             for rollout, _ in self.played
         )
 
-    async def hinted(self) -> "FinishedGroup":
+    async def with_hints(self) -> "FinishedGroup":
         """Return the group with hints for the reference model. Remove the rows if a hint fails."""
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
@@ -74,8 +74,8 @@ class FinishedGroup:
                 self.log_error(self.env, error := str(failure))
                 changes = {"rows": (), "error": error, **_BROKEN}
             hinted.append(replace(rollout, **changes))
-        return self._changed(hinted)
+        return self._with_rollouts(hinted)
 
-    def _changed(self, rollouts: Any) -> "FinishedGroup":
+    def _with_rollouts(self, rollouts: Any) -> "FinishedGroup":
         speakers = (speaker for _, speaker in self.played)
         return replace(self, played=list(zip(rollouts, speakers, strict=True)))

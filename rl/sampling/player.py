@@ -27,7 +27,7 @@ from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.finished_group import FinishedGroup
 from rl.sampling.prefix import Given, Prefix, sample_turn
-from rl.sampling.rewarding import rewarded
+from rl.sampling.rewarding import with_rewards
 from rl.sampling.rollout_inputs import RolloutInputs
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
@@ -112,7 +112,7 @@ class Player:
                 async with clock.running():
                     prompt = start.prompt = await self._first_prompt(start)
                     if count and env.max_turns == 1 and self.chat.shares_request(prompt):
-                        async with clock.holding_slots(self.chat.slots, count):
+                        async with clock.hold_slots(self.chat.slots, count):
                             seed = seeds.next()
                             openings = await self.chat.generate(prompt, count, seed)
         speakers: dict[int, Speaker] = {}
@@ -147,9 +147,9 @@ class Player:
         ]
         finished = FinishedGroup(env, self.chat, pairs, self._log_once, self._checked)
         if env.scores_groups:
-            finished = await finished.scored(self.sampler.rollout_timeout)
+            finished = await finished.with_group_rewards(self.sampler.rollout_timeout)
         if env.name in self.hinted_envs:
-            finished = await finished.hinted()
+            finished = await finished.with_hints()
         return tuple(rollout for rollout, _ in finished.played)
 
     async def _play_with_retries(self, start: RolloutInputs) -> _Played:
@@ -184,7 +184,7 @@ class Player:
         episode = Episode(start.example, messages, policy_version=self.policy_version)
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
-            *(lambda: clock.holding_slots(self.chat.slots), start.seeds, start.opened),
+            *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.opened),
             start.prefix,
         )
         scores: list[Scores] = []
@@ -245,7 +245,7 @@ class Player:
         )
         # If the environment has `score_group`, FinishedGroup sets the reward later.
         if not error and not env.scores_groups:
-            rollout = rewarded(env, rollout, rewards, self._checked)
+            rollout = with_rewards(env, rollout, rewards, self._checked)
         return rollout
 
     async def _play_turns(
@@ -257,7 +257,7 @@ class Player:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.holding_slots(self.chat.slots):
+                async with start.clock.hold_slots(self.chat.slots):
                     seed, turn = start.seeds.next(), episode.turns
                     opening = await sample_turn(self.chat, prompt, seed, start.prefix, turn)
             completion, opening = opening, None

@@ -122,11 +122,11 @@ class RendererChat(Chat):
             tools=cast("Any", prompt.tools),
         )
         if bridged is None:
-            return await self.rendered_again(prompt, completion, message, reply)
+            return await self.render_again(prompt, completion, message, reply)
         messages = [*prompt.messages, self._history_message(prompt, completion, message), *reply]
         return Prompt(messages, prompt.tools, bridged.token_ids)
 
-    async def rendered_again(
+    async def render_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Render all messages. If the format cannot render the newest turn, use its plain text."""

@@ -9,7 +9,7 @@ from envs.protocol import Environment
 from rl.records import Rollout
 
 
-def rewarded(
+def with_rewards(
     env: Environment, rollout: Rollout, rewards: dict[str, float], checked: set[str]
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
