@@ -15,7 +15,7 @@ from rl.records import Rollout
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class PlayedExample:
     """One example of an evaluation and its rollouts."""
 
     example: Example
@@ -72,12 +72,12 @@ class Summary:
         return {f"eval/{name}": value for name, value in values.items() if math.isfinite(value)}
 
 
-def summarise(played: Sequence[Played], threshold: float) -> Summary:
+def summarise(played: Sequence[PlayedExample], threshold: float) -> Summary:
     """Return the summary of an evaluation. A rollout passes if its reward >= threshold.
 
     For a mixture, `envs` contains the summary of each environment.
     """
-    by_env: dict[str, list[Played]] = defaultdict(list)
+    by_env: dict[str, list[PlayedExample]] = defaultdict(list)
     for one in played:
         by_env[one.example.env].append(one)
     envs = {name: _summary(some, threshold) for name, some in by_env.items()}
@@ -85,7 +85,7 @@ def summarise(played: Sequence[Played], threshold: float) -> Summary:
     return replace(whole, envs=envs) if len(envs) > 1 else whole
 
 
-def _summary(played: Sequence[Played], threshold: float) -> Summary:
+def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
     rollouts = [rollout for one in played for rollout in one.rollouts]
     groups = [one.rewards for one in played]
     # The rollouts of an example in one role. Roles are not compared with each other.

@@ -23,7 +23,7 @@ from rl.inference.server import STARTED_BY_RUN
 _SMALL_VOCAB = 1024
 
 
-def start_quickly() -> None:
+def patch_cpu_start() -> None:
     """Let vLLM with one CPU worker fork its engine. For a small vocabulary, prevent compilation."""
     if STARTED_BY_RUN not in os.environ or not current_platform.is_cpu():
         return

@@ -161,7 +161,7 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
     )
 
 
-def healthy(replica: Replica) -> bool:
+def is_healthy(replica: Replica) -> bool:
     """Return whether vLLM answers its route /health with status 200."""
     path = replica.address.path
     if path and not path.exists():
@@ -173,7 +173,7 @@ def healthy(replica: Replica) -> bool:
         return False
 
 
-def prefix_cache(replica: Replica) -> tuple[float, float] | None:
+def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     """Return how many prompt tokens vLLM has received, and how many its prefix cache contained.
 
     Return None if vLLM does not answer.
@@ -197,7 +197,7 @@ def wait_until_healthy(
     `check` is called after each attempt that fails. It raises if vLLM has ended.
     """
     deadline = time.monotonic() + timeout
-    while not healthy(replica):
+    while not is_healthy(replica):
         check()
         if time.monotonic() > deadline:
             raise RunFailed(

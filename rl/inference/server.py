@@ -200,7 +200,7 @@ def replica_process(
 
 
 @contextmanager
-def serving(
+def run_vllm(
     server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
     """Start vLLM for the model of a run folder, yield its control routes, and end vLLM.

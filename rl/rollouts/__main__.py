@@ -173,7 +173,7 @@ async def main(run_folder: RunFolder) -> None:
             replicas if sampler.uses_vllm else None,
         )
         # Listen last, because a rank may send any request as soon as it is connected.
-        await stack.enter_async_context(service.listening(os.environ.get(LISTEN_VARIABLE)))
+        await stack.enter_async_context(service.accept_ranks(os.environ.get(LISTEN_VARIABLE)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

@@ -45,7 +45,7 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
     return [tuple(map(whiten_credit, group.credits)) for group in groups]
 
 
-def credited(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
+def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
     """Return the groups with the credits of `batch_credit`. Raise RunFailed for a wrong number."""
     credits = [tuple(each) for each in batch_credit(groups)]
     found, expected = (

@@ -22,7 +22,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
+async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
     """Accept ranks during the block, over TCP at `host`, or on a Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)

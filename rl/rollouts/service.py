@@ -20,10 +20,10 @@ from rl.evaluation.periodic import Evaluator
 from rl.evaluation.play import rollout_line
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
-from rl.rollouts.batch_credit import credited
+from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
-from rl.rollouts.listening import listening
+from rl.rollouts.listening import open_server
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -62,9 +62,9 @@ class RolloutService:
         self._num_ranks = 0  # number of connected ranks
         dispatcher.on_rejected = self._rejected.append
 
-    def listening(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
+    def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
         """Serve the ranks during the block, on a Unix socket, or over TCP if `host` is given."""
-        return listening(self._run_folder, self.serve, host)
+        return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it disconnects."""
@@ -125,7 +125,7 @@ class RolloutService:
 
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
-        groups = credited(await self._dispatcher.batch(step), self._batch_credit)
+        groups = apply_batch_credit(await self._dispatcher.batch(step), self._batch_credit)
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),

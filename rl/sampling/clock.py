@@ -52,11 +52,11 @@ class Clock:
     _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """Raise TimeoutError if the block takes longer than the remaining time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
-            before = WAITING.set(self.paused)
+            before = WAITING.set(self.pause)
             try:
                 yield
             finally:
@@ -65,7 +65,7 @@ class Clock:
                     self.left = max(deadline - loop.time(), 0.0)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Pause the clock during the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
         assert timeout is not None, "the clock is not running"
@@ -85,7 +85,7 @@ class Clock:
     async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
         """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
-            with self.paused():
+            with self.pause():
                 await stack.enter_async_context(slots.hold(count))
             began = time.monotonic()
             try:

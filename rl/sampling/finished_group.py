@@ -35,7 +35,7 @@ class FinishedGroup:
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
-            async with Clock(timeout).running():
+            async with Clock(timeout).run():
                 with as_environment_error(env, "score_group"):
                     found = [*await threads.call(env.score_group, episodes)] if episodes else []
                     if len(found) != len(episodes):

@@ -32,7 +32,7 @@ from rl.sampling.rollout_inputs import RolloutInputs
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
-from rl.sampling.strategy import Independent, StartedGroup, Strategy, played
+from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Player:
     # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
-    def at(self, version: int) -> Self:
+    def at_version(self, version: int) -> Self:
         """Return a copy with the sampling options of `version`. Set those of `env`, too."""
         self.schedules.applied(self.env, "env", version)
         options = self.schedules.options("sampler", version)
@@ -73,7 +73,7 @@ class Player:
 
     async def play_group_at(self, *group: Any) -> tuple[Rollout, ...]:
         """Play a group, given the arguments of `play_group` and the policy version."""
-        return await self.at(group[-1]).play_group(*group[:-1])
+        return await self.at_version(group[-1]).play_group(*group[:-1])
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -109,7 +109,7 @@ class Player:
         # If the shared request fails, each rollout sends its own request and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
-                async with clock.running():
+                async with clock.run():
                     prompt = start.prompt = await self._first_prompt(start)
                     if count and env.max_turns == 1 and self.chat.shares_request(prompt):
                         async with clock.hold_slots(self.chat.slots, count):
@@ -137,7 +137,7 @@ class Player:
             return rollout
 
         group = StartedGroup(index, example)
-        chosen = await played(self.strategy, group, play_one, group_size)
+        chosen = await play_strategy(self.strategy, group, play_one, group_size)
         pairs = [
             (replace(own, others=()), speaker)
             for rollout in chosen
@@ -190,7 +190,7 @@ class Player:
         scores: list[Scores] = []
         error = ""
         try:
-            async with clock.running():
+            async with clock.run():
                 if env.holds_conversation:
                     await self._play_in_environment(env, first)
                 else:

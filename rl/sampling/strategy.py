@@ -88,7 +88,7 @@ async def attempts(
     return await asyncio.gather(*(play_one(group.example, seed=s, **given) for s in seeds))
 
 
-async def played(
+async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
     """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""

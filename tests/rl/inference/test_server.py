@@ -12,7 +12,7 @@ import pytest
 from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
-from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
+from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
 from rl.inference.server import (
     ServedPolicy,
     VLLMServer,
@@ -59,14 +59,14 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
 def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
     vllm_here = only_replica(RunFolder(tmp_path / "run"))
     with served(tmp_path) as vllm:
-        assert healthy(vllm_here)
+        assert is_healthy(vllm_here)
         vllm.set_version(3)
         prompt = render(tiny_renderer(), [{"role": "user", "content": "hi"}])
         scores = vllm.score("policy", prompt)
         vllm.pause()
         vllm.resume()
     assert len(scores) == len(prompt) - 1
-    assert not healthy(vllm_here)
+    assert not is_healthy(vllm_here)
     assert not (tmp_path / "run" / "sockets").exists()
 
 
