@@ -132,8 +132,8 @@ class Credit:
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The numbers by which the rollout was compared with its group. If they are equal in the whole
-    # group, it has no spread. None: `reward`, or one advantage per turn. (): no comparison.
+    # The numbers that were compared with those of the group's other rollouts. If all are equal, the
+    # group has no spread. None: `reward`, or one advantage per turn. (): no comparison.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
     is_zeroed: bool = field(default=False, compare=False)  # whether all rewards are set to 0

@@ -277,9 +277,9 @@ class GroupClient:
             body["chat_template_kwargs"] = template_options
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        decode = msgspec.json.Decoder(_Tokenized).decode
+        decode = msgspec.json.Decoder(_TokenizeAnswer).decode
         return (await self.client.request("/tokenize", body, decode, self.group)).tokens
 
 
-class _Tokenized(msgspec.Struct):
+class _TokenizeAnswer(msgspec.Struct):
     tokens: list[int]

@@ -30,7 +30,7 @@ def patch_cpu_start() -> None:
     platform: Any = type(current_platform)
     original_check = platform.check_and_update_config
 
-    def single_worker_config(config: Any) -> None:
+    def update_config(config: Any) -> None:
         original_check(config)
         if config.parallel_config.world_size > 1:
             return
@@ -40,4 +40,4 @@ def patch_cpu_start() -> None:
         if model and model.enforce_eager and model.get_vocab_size() <= _SMALL_VOCAB:
             torch.compiler.set_stance("force_eager")
 
-    platform.check_and_update_config = staticmethod(single_worker_config)
+    platform.check_and_update_config = staticmethod(update_config)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# A request waits for a restart inside this context manager, with which a rollout pauses its clock.
+# Returns a context manager around the wait for a restart. A rollout sets it to pause its clock.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )

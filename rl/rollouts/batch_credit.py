@@ -31,7 +31,7 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
     trained = [credit for credit in credits if credit.trains and credit.reward is not None]
     counted = [number for credit in trained for number in credit.advantages]
     mean = math.fsum(counted) / max(len(counted), 1)
-    # Do not subtract a mean that is only a rounding error: equal rewards would get a gradient.
+    # A mean that is only a rounding error counts as 0, because it would add noise to the gradient.
     mean = 0.0 if abs(mean) <= SPREAD_TOLERANCE else mean
     variance = math.fsum((number - mean) ** 2 for number in counted) / max(len(counted) - 1, 1)
     is_flat = max(counted, default=0.0) - min(counted, default=0.0) <= SPREAD_TOLERANCE

@@ -111,7 +111,7 @@ class MixedBuffer(FifoBuffer):
         return [*new, *replayed, *shown]
 
     def is_useful(self, group: Group) -> bool:
-        """Return whether to store a group, because it gives a gradient. Subclasses may differ."""
+        """Return whether a group gives a gradient and is stored. Subclasses may override it."""
         # A critic compares no rollouts, so advantages of 0 can still give a gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 

@@ -61,27 +61,27 @@ def pack_groups(
     for row in rows:
         groups[row.group_id].append(row)
 
-    def packed(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def pack_on_one_rank(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
         rows = [row for group in groups for row in group]
         return pack(rows, [0], budget, shares_prefixes=shares_prefixes)[0]
 
     shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]  # per rank: bins of groups
     for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
-        if len(packed([group])) > 1:
+        if len(pack_on_one_rank([group])) > 1:
             raise RunFailed(
                 f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
                 f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
             )
         bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
         loads[lightest] += sum(row.length for row in group)
-        if bins and len(packed([*bins[-1], group])) == 1:
+        if bins and len(pack_on_one_rank([*bins[-1], group])) == 1:
             bins[-1].append(group)
         else:
             bins.append([group])
     count = max(map(len, shares))
     for bins in shares:
         _split_to_count(bins, count)
-    return [[packed(bin)[0] if bin else [] for bin in bins] for bins in shares]
+    return [[pack_on_one_rank(bin)[0] if bin else [] for bin in bins] for bins in shares]
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:

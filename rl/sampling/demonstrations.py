@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end the run
 
 
-class TooLong(ValueError):
+class ConversationTooLong(ValueError):
     """The error raised if a conversation has a training row longer than max_seq_len."""
 
 
@@ -62,7 +62,7 @@ class ImitationSampler:
         gets the same groups. A conversation that is too long is skipped with a warning.
 
         Raises:
-            TooLong: 100 consecutive conversations are too long.
+            ConversationTooLong: 100 consecutive conversations are too long.
         """
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
@@ -71,7 +71,7 @@ class ImitationSampler:
             messages = env.opened(next(stream))
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
-            except TooLong:
+            except ConversationTooLong:
                 too_long += 1
                 if too_long == _MAX_TOO_LONG:
                     raise
@@ -96,7 +96,7 @@ class ImitationSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(ImitationSampler):
-    """The sampler of conf/sampler/demonstrations.yaml, for the environment's scripted expert."""
+    """The sampler of conf/sampler/demonstrations.yaml, which reads `env.demonstrations`."""
 
     corruption_rate: Probability
 
@@ -124,7 +124,7 @@ def tokenize(
     """Return the training rows of a conversation: several if the template changes earlier turns.
 
     Raises:
-        TooLong: a row is longer than max_seq_len.
+        ConversationTooLong: a row is longer than max_seq_len.
         ValueError: the chat format cannot express a turn.
     """
     messages = list(messages)
@@ -150,7 +150,7 @@ def tokenize(
             prompt = render_until(following) if bridged is None else bridged.token_ids
     longest = max(len(row.token_ids) for row in rows)
     if longest > max_seq_len:
-        raise TooLong(
+        raise ConversationTooLong(
             f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
             f"model.max_seq_len={longest} or more, or make the environment's examples shorter"
         )

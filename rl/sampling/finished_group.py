@@ -28,10 +28,10 @@ class FinishedGroup:
     chat: Chat
     played: Sequence[tuple[Rollout, Speaker]]
     log_error: Callable[[Environment, str], None]
-    checked: set[str]  # "environment role" whose reward names were checked
+    checked: set[str]  # environments and roles with checked reward names
 
     async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
-        """Return the group with the rewards of `env.score_group`, or without any if it fails."""
+        """Return the group with the rewards of `env.score_group`; without rewards if it fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
@@ -60,7 +60,7 @@ class FinishedGroup:
         )
 
     async def with_hints(self) -> "FinishedGroup":
-        """Return the group with hints for the reference model. Remove the rows if a hint fails."""
+        """Return the group with hinted prompts. A rollout whose hint fails gets no rows."""
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]

@@ -61,7 +61,7 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # FinishedGroup.checked
+    _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
     # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
@@ -211,7 +211,7 @@ class Player:
             # An error in `close` is ignored, because the reward is already known.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        if error:  # ends the episode of every role
+        if error:  # an error ends the episode of every role
             for each in first.speakers:
                 each.episode.stop_reason = episode.stop_reason
         rollout, *others = [

@@ -106,7 +106,7 @@ class RendererChat(Chat):
 
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return the whole text as a message with a tool call that tells the policy the error."""
-        mistake = f"the turn is too deeply nested or has too long a number ({type(error).__name__})"
+        mistake = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
         content = well_formed(decoded(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 

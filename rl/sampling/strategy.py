@@ -94,13 +94,13 @@ async def play_strategy(
     """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""
     name, seeds = type(strategy).__name__, set[int]()
 
-    async def once(example: Example, *, seed: int, **given: Any) -> Rollout:
+    async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:
         if seed in seeds:
             raise ValueError(f"{name} plays two attempts with seed={seed}: use another seed")
         seeds.add(seed)
         return await play_one(example, seed=seed, **given)
 
-    rollouts = tuple(await strategy.play(group, once, size))
+    rollouts = tuple(await strategy.play(group, play_new_seed, size))
     if rollouts and strategy.fixed_size and len(rollouts) != size:
         raise ValueError(
             f"{name} returned {len(rollouts)} rollouts for group_size={size}: return {size} or "
