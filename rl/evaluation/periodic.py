@@ -83,7 +83,7 @@ class Evaluator:
 
         The rollouts process calls this method once for each trainer rank.
         """
-        # Shielded, so that a rank that disconnects does not cancel the future of the other ranks.
+        # Shield the future, because a rank that disconnects must not cancel it for the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 

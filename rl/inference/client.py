@@ -128,7 +128,7 @@ class VLLMClient:
         """Stop using a replica that has ended. Return whether to send the request again."""
         if route.lost:
             return True
-        # In a thread, because connecting to a host that is down would block the event loop.
+        # Use a thread, because connecting to a host that is down would block the event loop.
         gone = await asyncio.to_thread(
             self._router.is_gone, route.replica, unanswered=failure.unanswered
         )
@@ -183,7 +183,7 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # No total timeout, because it would include the wait for a free connection.
+            # Set no total timeout, because it would include the wait for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
@@ -245,7 +245,7 @@ class GroupClient:
         `version` is a policy version that vLLM has loaded before this call.
         """
         body = scoring_request(token_ids)
-        body["sampling_params"]["logprobs"] = 0  # `completion_of` requires the sampled token's
+        body["sampling_params"]["logprobs"] = 0  # `completion_of` requires this logprob
 
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)

@@ -39,7 +39,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
-    num_masked: int = 0  # number of first tokens that were given and are not trained
+    num_masked: int = 0  # the first `num_masked` tokens were given and are not trained
 
 
 # The fields of vLLM's answer that are used. Decoding into these types takes a fifth of the time of

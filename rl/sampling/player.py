@@ -162,7 +162,7 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return rollout, first
-            # With opening=None the retry samples a new first turn. The shared one has been used.
+            # The retry samples a new first turn, because the failed attempt has used `opening`.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
@@ -208,7 +208,7 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # An error in `close` is ignored, because the reward is already known.
+            # Ignore an error in `close`, because the episode has already ended.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
         if error:  # an error ends the episode of every role

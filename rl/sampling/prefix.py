@@ -54,7 +54,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
             logprobs = row.rollout_logprobs[where].tolist()
-            if -1 in versions:  # the row has given tokens that are not trained
+            if -1 in versions:  # the turn has given tokens that are not trained
                 logprobs = versions = []
             prompt = row.token_ids[: where[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
@@ -97,7 +97,7 @@ async def sample_turn(
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if number < len(prefix.turns) - 1:
-        return given  # a complete turn
+        return given  # the given turn is complete
     left = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
     if left <= 0:
         raise RequestFailed(

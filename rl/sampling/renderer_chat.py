@@ -203,7 +203,7 @@ class RendererClient:
     """The client of conf/client/renderer.yaml: the rollouts process renders prompts to tokens."""
 
     needs_vllm: ClassVar[bool] = True
-    renders: ClassVar[bool] = True  # so `renderers` must know the chat format
+    renders: ClassVar[bool] = True  # the library `renderers` must know the chat format
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager

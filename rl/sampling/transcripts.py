@@ -39,7 +39,7 @@ class TranscriptSampler(ImitationSampler):
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield random conversations endlessly: of `env` if a line names it, else of all lines."""
-        known = read_conversations(self.path, self.min_reward)  # cached: the constructor called it
+        known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
