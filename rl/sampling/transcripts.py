@@ -67,13 +67,14 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
             try:
                 record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
+                env = str(record.get("env") or "")
+                good = min_reward is None or (reward is not None and reward >= min_reward)
+                is_answered = bool(messages) and messages[-1].get("role") == "assistant"
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            env = str(record.get("env") or "")
-            good = min_reward is None or (reward is not None and reward >= min_reward)
-            if not good or not messages or messages[-1].get("role") != "assistant":
+            if not good or not is_answered:
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))
