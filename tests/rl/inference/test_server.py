@@ -18,7 +18,7 @@ from rl.inference.server import (
     VLLMServer,
     adapter_limits,
     only_replica,
-    serving,
+    run_vllm,
     vllm_process,
 )
 from rl.model.shape import shape_of
@@ -53,7 +53,7 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
     run_folder.path.mkdir()
     run_folder.set_model(tiny_model(folder))
     vllm = server(folder, *faults, startup_timeout=startup_timeout)
-    return serving(vllm, run_folder, POLICY)
+    return run_vllm(vllm, run_folder, POLICY)
 
 
 def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
@@ -100,7 +100,7 @@ def test_a_failed_start_quotes_the_log(tmp_path):
     began = time.monotonic()
     with (
         pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
-        serving(server(tmp_path), run_folder, POLICY),
+        run_vllm(server(tmp_path), run_folder, POLICY),
     ):
         pass
     assert time.monotonic() - began < 25  # before the deadline
