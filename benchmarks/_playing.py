@@ -28,7 +28,7 @@ from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.model.tokenizer import load_renderer
 from rl.records import Group, RankBatch, Rollout
-from rl.rollouts.batch_credit import credited
+from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.plan import plan_batch
 from rl.runtime.folder import RunFolder
@@ -128,7 +128,7 @@ class Playground:
         groups = buffer.draw(step, run.groups_per_step, _MOST_GROUPS, [])
         assert groups, f"{_MOST_GROUPS} groups, rejected: {dict(buffer.rejected)}"
         (share,) = plan_batch(
-            credited(groups, component(run.batch_credit)),
+            apply_batch_credit(groups, component(run.batch_credit)),
             build(run.aggregation),
             step=step,
             ranks=1,

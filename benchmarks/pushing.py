@@ -30,7 +30,7 @@ import torch
 from benchmarks._composing import compose, seconds
 from rl.config.build import build
 from rl.inference.replica import Replica
-from rl.inference.server import ServedPolicy, serving
+from rl.inference.server import ServedPolicy, run_vllm
 from rl.model.loading import load_model
 from rl.placement.settings import with_device_flags
 from rl.runtime.devices import visible_gpus
@@ -163,7 +163,7 @@ def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, stages: S
         with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
     )()
     served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
-    with serving(server, run_folder, served) as vllm, MemoryFile() as file:
+    with run_vllm(server, run_folder, served) as vllm, MemoryFile() as file:
         vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "facts": {}})
         for version in range(1, repeats + 2):
             for tensor in weights.values():

@@ -29,7 +29,7 @@ from rl.config.schema import Run
 from rl.dry_call.learn import completed
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.inference.server import ServedPolicy, VLLMServer, only_replica, serving
+from rl.inference.server import ServedPolicy, VLLMServer, only_replica, run_vllm
 from rl.model.tokenizer import load_renderer
 from rl.runtime.folder import RunFolder
 from rl.sampling.chat import ChatSettings
@@ -99,7 +99,7 @@ def through_server(
     env: Environment = build(run.env)()
     examples = list(env.examples("train")[:groups])
     policy = ServedPolicy(dtype=run.model.dtype, max_seq_len=run.max_seq_len, seed=run.seed)
-    with serving(build(run.inference)(), run_folder, policy) as vllm:
+    with run_vllm(build(run.inference)(), run_folder, policy) as vllm:
         vllm.set_version(VERSION)
         return asyncio.run(play_rounds(run, run_folder, env, examples, repeats))
 

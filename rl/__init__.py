@@ -1,1 +1,1 @@
-"""Everything that moves data: configuration, processes, rollouts, buffer, plan, policy, weights."""
+"""Package of the training system: configuration, processes, sampling, training, weight push."""

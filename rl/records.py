@@ -29,7 +29,7 @@ class Column:
 
     dtype: Any  # numpy dtype
     fill: float = 0  # value for padding and for tokens that the policy did not choose
-    recorded_as: str = ""  # name of the column in the token record; "" if not recorded
+    recorded_as: str = ""  # column name in rl/runtime/token_files.py; "" if not recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class SampledColumns:
     """The token columns that the rollouts process fills while it samples.
 
     To add a column, add a field here and pass its values to `GrowingRow.extend`.
-    Rows, padding, messages to the trainer and the token record loop over these fields. A token
-    loss receives the column if `losses.tokens.Tokens` has a field of the same name. The arrays are
-    [L] in a row and [B, T] in a micro-batch.
+    The code of rows, padding, messages to the trainer and token files loops over these fields. A
+    token loss receives the column if `losses.tokens.Tokens` has a field of the same name. The
+    arrays are [L] in a row and [B, T] in a micro-batch.
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
@@ -99,7 +99,7 @@ class Rollout:
     error: str = ""  # one-line error message, "" without an error
     tool_calls: int = 0
     tool_errors: int = 0  # number of tool calls whose result was an error
-    retries: int = 0  # number of earlier attempts that failed because of the environment
+    retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
     turn_limit: int | None = None  # token limit of one turn, None if unknown
@@ -107,7 +107,7 @@ class Rollout:
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
     role: str = ""  # role in the episode; rollouts are compared within their group and role
-    others: "tuple[Rollout, ...]" = ()  # rollouts of the episode's other roles, while it is played
+    others: "tuple[Rollout, ...]" = ()  # rollouts of the other roles; () once the group is complete
 
     @property
     def num_completion(self) -> int:
@@ -128,15 +128,15 @@ class Credit:
     Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
-    reward: float | None  # after truncation and shaping, None if not in the baseline
+    reward: float | None  # after truncation and shaping; None: no baseline includes it
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # What decides whether the group has a spread: the numbers that were compared with those of the
-    # other rollouts. None: `reward`, or the advantage of each turn. (): nothing was compared.
+    # The numbers that were compared with those of the group's other rollouts. If all are equal, the
+    # group has no spread. None: `reward`, or one advantage per turn. (): no comparison.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
-    is_zeroed: bool = field(default=False, compare=False)  # whether each named reward counts as 0
+    is_zeroed: bool = field(default=False, compare=False)  # whether all rewards are set to 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,11 +148,11 @@ class Group:
     version: int  # policy version when the group started
     rollouts: tuple[Rollout, ...]
     credits: tuple[Credit, ...]  # one credit per rollout
-    suffix: str = ""  # end of the rollouts' ids; not empty if the group was in an earlier batch
+    suffix: str = ""  # appended to the ids of replayed rollouts; "" for a new group
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the rollouts that have a score."""
+        """The rewards of all rollouts that have a reward."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
     @property
@@ -191,4 +191,4 @@ class RankBatch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     # [R] policy version when the rollout's group started
     versions: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    record_ids: tuple[str, ...] = ()  # [R] ids of recorded rollouts, "" for others; () if none
+    record_ids: tuple[str, ...] = ()  # [R] id if its tokens are recorded, else ""; () if none is

@@ -12,7 +12,7 @@ is_schedule = True
 
 
 def linear(step: int, *, start: float, end: float, steps: PositiveInt) -> float:
-    """Return a number that changes evenly from `start` at step 0 to `end` at step `steps`."""
+    """Return a number that changes linearly from `start` at step 0 to `end` at step `steps`."""
     share = min(step / steps, 1.0)
     return (1 - share) * start + share * end
 
@@ -24,7 +24,7 @@ def cosine(step: int, *, start: float, end: float, steps: PositiveInt) -> float:
 
 
 def pieces(step: int, *, values: Mapping[int, float]) -> float:
-    """Return the value of the last step in `values` that has begun; `values` must contain 0."""
+    """Return the value of the largest key that is at most `step`; `values` must have the key 0."""
     if 0 not in values:
         raise ValueError("`values` has no step 0: write values={0: <first value>, ...}")
     return values[max(begin for begin in values if begin <= step)]

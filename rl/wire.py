@@ -37,7 +37,7 @@ class NoMoreBatches(Exception):
     """The error raised if no further batch exists; the message gives the reason.
 
     Attributes:
-        stopped: True: the run must stop now. False: the buffer rejects all new groups.
+        stopped: whether the run must stop now. If not, the buffer rejected too many groups.
     """
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:

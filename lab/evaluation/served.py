@@ -22,7 +22,7 @@ from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, as_config_error
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.inference.server import SERVED_AS, ServedPolicy, adapter_limits, only_replica, serving
+from rl.inference.server import SERVED_AS, ServedPolicy, adapter_limits, only_replica, run_vllm
 from rl.placement.settings import with_device_flags
 from rl.runtime.devices import raise_open_files, visible_gpus
 from rl.runtime.failure import RunFailed
@@ -107,7 +107,7 @@ def serving_policy(
         adapter=limits,
         head_dtype=policy.model.head_dtype,
     )
-    with serving(server, run_folder, served) as vllm:
+    with run_vllm(server, run_folder, served) as vllm:
         if adapter is not None:
             vllm.load_adapter(SERVED_AS[True], adapter)
         vllm.set_version(_VERSION)  # in training, the first push does this

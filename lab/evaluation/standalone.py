@@ -27,7 +27,7 @@ from lab.evaluation.settings import Evaluation, checked
 from lab.evaluation.table import dash_for_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
-from rl.evaluation.summary import Played, Summary, summarise
+from rl.evaluation.summary import PlayedExample, Summary, summarise
 from rl.runtime.files import json_line, plain
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program
@@ -63,7 +63,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     return summary.reward
 
 
-def _run(work: Coroutine[Any, Any, list[Played]]) -> list[Played]:
+def _run(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
     """Run a coroutine. If this thread has an event loop, as in a notebook, use another thread."""
     try:
         asyncio.get_running_loop()
@@ -79,7 +79,7 @@ async def _play(
     env: Environment,
     examples: list[Example],
     console: Console,
-) -> list[Played]:
+) -> list[PlayedExample]:
     sampler = build(evaluation.sampler)()
     setting = chat_setting(evaluation, run_folder, env)
     async with build(evaluation.client)().connect(setting) as chat:
@@ -87,7 +87,7 @@ async def _play(
         bar = Progress(console, len(examples) * rollouts_per_example, "rollouts")
         with Watchdog(console.print) as watchdog, bar as progress:
 
-            def count(played: Played) -> None:
+            def count(played: PlayedExample) -> None:
                 nonlocal total, num_scored
                 total, num_scored = total + sum(played.rewards), num_scored + len(played.rewards)
                 mean = f"{total / num_scored:.3f}" if num_scored else "-"
@@ -104,7 +104,7 @@ async def _play(
 
 
 def write_files(
-    run_folder: RunFolder, played: Sequence[Played], summary: Summary, facts: str
+    run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
     """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
     from lab.viewer.export import write_page  # late, because this import takes a second

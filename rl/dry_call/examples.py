@@ -21,7 +21,7 @@ from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
-from rl.sampling.strategy import StartedGroup, played
+from rl.sampling.strategy import StartedGroup, play_strategy
 
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
@@ -107,7 +107,7 @@ def check_strategy(
                 return made_up_rollout(next(endless), 3, 2)
 
             group = StartedGroup(0, _made_up_group(0, 0).example)
-            rollouts += asyncio.run(played(made(), group, play_one, group_size))
+            rollouts += asyncio.run(play_strategy(made(), group, play_one, group_size))
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
             raise BadResult("returned no rollouts of `play_one`: return some of them")
 

@@ -13,7 +13,7 @@ from envs.episode import Example, StopReason
 from losses.groups import ScoredGroup
 from rl.dry_call.report import BadResult, Report, json_round_trip
 from rl.records import Credit, Group, Rollout, TrainingRow
-from rl.rollouts.batch_credit import credited
+from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.credit import RewardShaping, scored_group
 from rl.runtime.failure import RunFailed
 
@@ -137,7 +137,7 @@ def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[st
         with report.calling("batch_credit", batch_credit, f"groups with the rewards {numbers}"):
             groups = [group(i, *each) for i, each in enumerate(numbers)]
             try:
-                made = credited(groups, batch_credit)
+                made = apply_batch_credit(groups, batch_credit)
             except RunFailed as error:
                 raise BadResult(str(error).removeprefix("the batch credit ")) from error
             for credit in (credit for after in made for credit in after.credits):

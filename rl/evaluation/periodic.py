@@ -19,7 +19,7 @@ from rl.config.build import build
 from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.evaluation.play import choose_examples, play, write_rollouts
-from rl.evaluation.summary import Played, summarise
+from rl.evaluation.summary import PlayedExample, summarise
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.strategy import Independent
@@ -31,7 +31,7 @@ class NoEvaluation:
 
     evaluates: ClassVar[bool] = False
 
-    def due(self, version: int, last: int) -> bool:  # noqa: ARG002
+    def is_due(self, version: int, last: int) -> bool:  # noqa: ARG002
         """Return False."""
         return False
 
@@ -46,7 +46,7 @@ class PeriodicEvaluation:
     temperature: PositiveFloat
     pass_threshold: float
 
-    def due(self, version: int, last: int) -> bool:
+    def is_due(self, version: int, last: int) -> bool:
         """Return whether a version is evaluated: each multiple of `every` is, and the last one."""
         return version % self.every == 0 or version == last
 
@@ -71,7 +71,7 @@ class Evaluator:
 
     def start(self, version: int) -> None:
         """Queue the evaluation of a version that vLLM has just loaded, if it is due."""
-        if not self.settings.due(version, self.last):
+        if not self.settings.is_due(version, self.last):
             return
         self._metrics[version] = asyncio.get_running_loop().create_future()
         if self._ended:
@@ -83,7 +83,7 @@ class Evaluator:
 
         The rollouts process calls this method once for each trainer rank.
         """
-        # Shielded, so that a rank that disconnects does not cancel the future of the other ranks.
+        # Shield the future, because a rank that disconnects must not cancel it for the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
@@ -116,7 +116,7 @@ class Evaluator:
 
     def _player_of(self, version: int) -> Player:
         """Return the player with the evaluation's temperature, no hints and no strategy."""
-        player = self.player.at(version)
+        player = self.player.at_version(version)
         settings = player.schedules.applied(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
         chat = player.chat.at_version(sampler, version)
@@ -135,7 +135,7 @@ def evaluator_of(
     return Evaluator(settings, player, examples, run_folder, last=run.max_steps)
 
 
-def _assert_one_version(played: Sequence[Played], version: int) -> None:
+def _assert_one_version(played: Sequence[PlayedExample], version: int) -> None:
     versions = {
         int(token_version)
         for one in played

@@ -1,6 +1,6 @@
 """Samples the rollouts of an evaluation: n held-out examples with k rollouts each.
 
-    examples ---> Player ---> Played (an example and its rollouts) ---> Summary (summary.py)
+    examples ---> Player ---> PlayedExample (an example and its rollouts) ---> Summary (summary.py)
 
 The examples do not depend on the seed of a run, so that runs can be compared.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
-from rl.evaluation.summary import Played
+from rl.evaluation.summary import PlayedExample
 from rl.records import Rollout
 from rl.runtime.files import json_line
 
@@ -28,11 +28,11 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
     return [
         example
         for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
-        for example in _shuffled(pool, count)
+        for example in _choose_from_pool(pool, count)
     ]
 
 
-def _shuffled(pool: Pool, count: int) -> list[Example]:
+def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
     # The seed is constant, so that runs with different seeds evaluate the same examples.
     random.Random("evaluation").shuffle(order)
@@ -54,8 +54,8 @@ async def play(
     rollouts_per_example: int,
     *,
     max_concurrent: int,
-    done: Callable[[Played], None] = lambda _: None,
-) -> list[Played]:
+    done: Callable[[PlayedExample], None] = lambda _: None,
+) -> list[PlayedExample]:
     """Sample `rollouts_per_example` rollouts of each example. Keep the order of examples.
 
     At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
@@ -64,10 +64,10 @@ async def play(
     # At least one group may run, even if it has more than max_concurrent rollouts.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
-    async def play_one(index: int, example: Example) -> Played:
+    async def play_one(index: int, example: Example) -> PlayedExample:
         async with places:
             rollouts = await play_group(index, example, rollouts_per_example)
-        played = Played(example, rollouts)
+        played = PlayedExample(example, rollouts)
         done(played)
         return played
 
@@ -76,13 +76,13 @@ async def play(
     return [task.result() for task in started]
 
 
-def write_rollouts(path: Path, played: Sequence[Played]) -> None:
+def write_rollouts(path: Path, played: Sequence[PlayedExample]) -> None:
     """Write one JSON line per rollout to `path`."""
     lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 
-def evaluated_line(played: Played, rollout: Rollout) -> dict[str, object]:
+def evaluated_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:
     """Return the content of a rollout's line in evaluations/*.jsonl."""
     return {
         **rollout_line(played.example, rollout),

@@ -15,7 +15,7 @@ from rl.records import Rollout
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class PlayedExample:
     """One example of an evaluation and its rollouts."""
 
     example: Example
@@ -36,8 +36,8 @@ class Summary:
     num_scored: int
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
-    passes: dict[int, float]  # k -> pass@k, for each role alone
-    # Share of examples, of each role if there are several, whose rollouts have the same reward:
+    passes: dict[int, float]  # k -> pass@k; each role of an example counts alone
+    # Share of examples whose rollouts have equal rewards. Each role of an example counts alone:
     zero_spread: float
     mean_length: float  # mean number of completion tokens
     max_length: int
@@ -72,12 +72,12 @@ class Summary:
         return {f"eval/{name}": value for name, value in values.items() if math.isfinite(value)}
 
 
-def summarise(played: Sequence[Played], threshold: float) -> Summary:
+def summarise(played: Sequence[PlayedExample], threshold: float) -> Summary:
     """Return the summary of an evaluation. A rollout passes if its reward >= threshold.
 
     For a mixture, `envs` contains the summary of each environment.
     """
-    by_env: dict[str, list[Played]] = defaultdict(list)
+    by_env: dict[str, list[PlayedExample]] = defaultdict(list)
     for one in played:
         by_env[one.example.env].append(one)
     envs = {name: _summary(some, threshold) for name, some in by_env.items()}
@@ -85,7 +85,7 @@ def summarise(played: Sequence[Played], threshold: float) -> Summary:
     return replace(whole, envs=envs) if len(envs) > 1 else whole
 
 
-def _summary(played: Sequence[Played], threshold: float) -> Summary:
+def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
     rollouts = [rollout for one in played for rollout in one.rollouts]
     groups = [one.rewards for one in played]
     # The rollouts of an example in one role. Roles are not compared with each other.
@@ -95,7 +95,7 @@ def _summary(played: Sequence[Played], threshold: float) -> Summary:
             of_role[i, rollout.role].append(rollout.reward)
     compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
     means: dict[str, Any] = rollout_means(rollouts)
-    del means["errors"]  # the metrics of a summary count them
+    del means["errors"]  # `Summary.metrics` computes this share
     return Summary(
         num_examples=len(played),
         num_rollouts=len(rollouts),

@@ -19,7 +19,7 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
-    scores_in,
+    given_logprobs,
     scoring_request,
 )
 from rl.inference.router import RequestGroup, Route, Router
@@ -125,10 +125,10 @@ class VLLMClient:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Stop using a replica that has ended. Return whether a replica can answer later."""
+        """Stop using a replica that has ended. Return whether to send the request again."""
         if route.lost:
             return True
-        # In a thread, because connecting to a host that is down would block the event loop.
+        # Use a thread, because connecting to a host that is down would block the event loop.
         gone = await asyncio.to_thread(
             self._router.is_gone, route.replica, unanswered=failure.unanswered
         )
@@ -183,7 +183,7 @@ class VLLMClient:
                 if path
                 else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             )
-            # No total timeout, because it would include the wait for a free connection.
+            # Set no total timeout, because it would include the wait for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout
             )
@@ -194,7 +194,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. Its open requests are sent to another replica."""
+        """Close the connections to a replica. `request` sends its open requests to another one."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -245,12 +245,12 @@ class GroupClient:
         `version` is a policy version that vLLM has loaded before this call.
         """
         body = scoring_request(token_ids)
-        body["sampling_params"]["logprobs"] = 0  # the sampled token then tells its version
+        body["sampling_params"]["logprobs"] = 0  # `completion_of` requires this logprob
 
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)
             choice = msgspec.convert(answer["choices"][0], Choice)
-            logprobs = scores_in(answer, token_ids)
+            logprobs = given_logprobs(answer, token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
@@ -277,9 +277,9 @@ class GroupClient:
             body["chat_template_kwargs"] = template_options
         if tools:
             body["tools"] = [{"type": "function", "function": spec} for spec in tools]
-        decode = msgspec.json.Decoder(_Tokenized).decode
+        decode = msgspec.json.Decoder(_TokenizeAnswer).decode
         return (await self.client.request("/tokenize", body, decode, self.group)).tokens
 
 
-class _Tokenized(msgspec.Struct):
+class _TokenizeAnswer(msgspec.Struct):
     tokens: list[int]

@@ -20,7 +20,7 @@ class RequestFailed(GenerationError):
 
 
 class AttemptFailed(Exception):
-    """The error of one attempt at a request. `VLLMClient.request` decides about a retry."""
+    """The error of one attempt at a request. `VLLMClient.request` decides whether to retry."""
 
     def __init__(self, message: str, *, retryable: bool = True, unanswered: bool = False) -> None:
         super().__init__(message)
@@ -39,10 +39,10 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
-    num_masked: int = 0  # number of first tokens that were given and are not trained
+    num_masked: int = 0  # the first `num_masked` tokens were given and are not trained
 
 
-# The fields of vLLM's answer that we read. Decoding into these types takes a fifth of the time of
+# The fields of vLLM's answer that are used. Decoding into these types takes a fifth of the time of
 # decoding into dictionaries, which matters because an answer has a logprob for every token.
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
@@ -108,7 +108,7 @@ def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:
     return {"token_ids": list(token_ids), "sampling_params": sampling}
 
 
-def scores_in(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
-    """Return the logprob of each given token except the first, from the answer of vLLM."""
+def given_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
+    """Return each token's logprob, except the first's, from the answer to `scoring_request`."""
     pairs = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]

@@ -97,7 +97,7 @@ def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | No
             f"--max-model-len {max_seq_len}, or set model.max_seq_len={longest}"
         )
     for route in _REQUIRED_ROUTES:
-        # The route expects a POST, so it answers a GET with an error. Only 404 means no route.
+        # The route expects a POST, so it answers a GET with an error: 404 if it is missing.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}

@@ -1,4 +1,4 @@
-"""The policy version that vLLM has loaded, as one object for all tasks of the rollouts process."""
+"""The policy version that vLLM has loaded. All tasks of the rollouts process share the object."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

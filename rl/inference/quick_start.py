@@ -23,14 +23,14 @@ from rl.inference.server import STARTED_BY_RUN
 _SMALL_VOCAB = 1024
 
 
-def start_quickly() -> None:
+def patch_cpu_start() -> None:
     """Let vLLM with one CPU worker fork its engine. For a small vocabulary, prevent compilation."""
     if STARTED_BY_RUN not in os.environ or not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)
     original_check = platform.check_and_update_config
 
-    def single_worker_config(config: Any) -> None:
+    def update_config(config: Any) -> None:
         original_check(config)
         if config.parallel_config.world_size > 1:
             return
@@ -40,4 +40,4 @@ def start_quickly() -> None:
         if model and model.enforce_eager and model.get_vocab_size() <= _SMALL_VOCAB:
             torch.compiler.set_stance("force_eager")
 
-    platform.check_and_update_config = staticmethod(single_worker_config)
+    platform.check_and_update_config = staticmethod(update_config)

@@ -1,4 +1,4 @@
-"""What other processes know of one vLLM: its address, its key and its number of restarts."""
+"""The address, key and number of restarts of a vLLM, for the processes that send requests."""
 
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class Replica:
 
 
 def refuses_connections(replica: Replica) -> bool:
-    """Return whether the replica refuses connections: vLLM has ended, and is not only busy."""
+    """Return whether the replica refuses connections, because vLLM has ended."""
     try:
         replica.address.connect(_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Choose the vLLM replica of each group of rollouts: the least busy one, for all its requests.
+"""Chooses the least busy vLLM replica for each group of rollouts and all requests of the group.
 
 The rollouts of a group share a prompt, and each turn's prompt begins with the previous turns. So
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# Returns the context manager in which a request waits for a restart: a rollout pauses its clock.
+# Returns a context manager around the wait for a restart. A rollout sets it to pause its clock.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -63,7 +63,7 @@ class RequestGroup:
         """Return the route to the group's replica. Choose another replica if it was lost."""
         if self.chosen is None or self.chosen.lost:
             self.leave()
-            # The route with the fewest groups. Ties: the fewest pending completions.
+            # Choose the fewest groups and, among equals, the fewest pending completions.
             self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
             self.chosen.num_groups += 1
         return self.chosen
@@ -119,7 +119,7 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes and not self.restarted:  # no other has the newest weights
+        if not self._routes and not self.restarted:  # no other replica has the newest weights
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()

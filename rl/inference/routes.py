@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from rl.inference.completion import scores_in, scoring_request
+from rl.inference.completion import given_logprobs, scoring_request
 from rl.inference.replica import Replica
 from rl.inference.request_body import JSONBody
 from rl.runtime.failure import RunFailed
@@ -100,7 +100,7 @@ class VLLMRoutes:
     def score(self, model: str, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token except the first, at temperature 1."""
         body = {"model": model, **scoring_request(token_ids)}
-        return scores_in(self._post("/inference/v1/generate", body), token_ids)
+        return given_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""
@@ -161,7 +161,7 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
     )
 
 
-def healthy(replica: Replica) -> bool:
+def is_healthy(replica: Replica) -> bool:
     """Return whether vLLM answers its route /health with status 200."""
     path = replica.address.path
     if path and not path.exists():
@@ -173,8 +173,8 @@ def healthy(replica: Replica) -> bool:
         return False
 
 
-def prefix_cache(replica: Replica) -> tuple[float, float] | None:
-    """Return vLLM's numbers of prompt tokens in total, and found in its prefix cache.
+def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
+    """Return how many prompt tokens vLLM has received, and how many its prefix cache contained.
 
     Return None if vLLM does not answer.
     """
@@ -197,7 +197,7 @@ def wait_until_healthy(
     `check` is called after each attempt that fails. It raises if vLLM has ended.
     """
     deadline = time.monotonic() + timeout
-    while not healthy(replica):
+    while not is_healthy(replica):
         check()
         if time.monotonic() > deadline:
             raise RunFailed(

@@ -23,7 +23,7 @@ from rl.runtime.network import Address
 
 
 def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of a vLLM for an external server."""
+    """Return the command line and the environment variables of an external vLLM server."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -71,7 +71,7 @@ def temporary_folder() -> str:
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = server_process(run_folder, address)
-    env["TMPDIR"] = temporary_folder()  # the run's own exists only on the supervisor's host
+    env["TMPDIR"] = temporary_folder()  # the run's TMPDIR exists only on the supervisor's host
     if not address.path:
         key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
         os.write(key_file, required_key(run_folder).encode())

@@ -34,14 +34,13 @@ _EXIT_DELAY_S = 0.2  # a dying vLLM closes its connections this long before its 
 # model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
-
-# An environment variable of each vLLM of a run. Our plugin changes the start of no other vLLM.
+# A run sets this variable for its vLLM. Our plugin changes the start of vLLM only if it is set.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest LoRA adapter that vLLM can load. vLLM reserves its memory at the start."""
+    """The largest LoRA adapter that vLLM can load. vLLM reserves memory for it at the start."""
 
     rank: int
     layers: list[str]  # last parts of the names of layers that may have an adapter
@@ -60,7 +59,7 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """The properties of the policy that become vLLM's command line."""
+    """The properties of the policy that vLLM's command line depends on."""
 
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
@@ -177,7 +176,7 @@ def vllm_process(
 
 
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
-    """Return the properties of a run's policy that become vLLM's command line."""
+    """Return the properties of a run's policy that vLLM's command line depends on."""
     limits = None
     if run.pushes_adapter:
         limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
@@ -201,7 +200,7 @@ def replica_process(
 
 
 @contextmanager
-def serving(
+def run_vllm(
     server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
     """Start vLLM for the model of a run folder, yield its control routes, and end vLLM.

@@ -1,4 +1,4 @@
-"""The rollouts process, without torch: python -m rl.rollouts <run folder>."""
+"""The rollouts process: python -m rl.rollouts <run folder>."""
 
 import asyncio
 import os
@@ -46,10 +46,10 @@ from rl.sampling.strategy import Strategy
 from rl.sampling.watchdog import Watchdog
 
 
-def _expert(
+def _demonstrator(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
 ) -> Callable[..., tuple[Rollout, ...]]:
-    """Return a function of a seed and an example, which only selects the environment."""
+    """Return a function that returns demonstrations, given a seed and an environment's example."""
 
     def demonstrate(
         seed: str, example: Example, group_size: int = run.group_size
@@ -61,7 +61,7 @@ def _expert(
     return demonstrate
 
 
-def _imitating(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
+def _play_demonstrations(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
     async def play_group(index: int, example: Example, size: int, *_: int) -> tuple[Rollout, ...]:
         return expert(str(index), example, size)
 
@@ -77,7 +77,7 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
     buffer: FifoBuffer = build(run.buffer)()
     if isinstance(buffer, MixedBuffer) and buffer.shares[1]:
         renderer = _renderer(run, run_folder)
-        buffer.demonstrate = _expert(run, buffer.demonstrations, env, renderer)
+        buffer.demonstrate = _demonstrator(run, buffer.demonstrations, env, renderer)
     return buffer
 
 
@@ -132,7 +132,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Use the original pools, because FittingExamples would render every prompt here.
+            # Read the hints before `pools` has FittingExamples, which renders each prompt it reads.
             strategy: Strategy = build(run.strategy)()
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
@@ -148,7 +148,7 @@ async def main(run_folder: RunFolder) -> None:
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = _renderer(run, run_folder)
-            play_group = _imitating(_expert(run, sampler, env, renderer))
+            play_group = _play_demonstrations(_demonstrator(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)
@@ -173,7 +173,7 @@ async def main(run_folder: RunFolder) -> None:
             replicas if sampler.uses_vllm else None,
         )
         # Listen last, because a rank may send any request as soon as it is connected.
-        await stack.enter_async_context(service.listening(os.environ.get(LISTEN_VARIABLE)))
+        await stack.enter_async_context(service.accept_ranks(os.environ.get(LISTEN_VARIABLE)))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

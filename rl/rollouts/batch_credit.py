@@ -1,4 +1,4 @@
-"""Changes the credits of a batch, with all of its groups in view. No torch.
+"""Changes the credits of a batch by functions that read all of its groups.
 
 group -> credits (credit.py) -> order, buffer -> batch of groups -> batch credit -> plan
 """
@@ -21,32 +21,32 @@ def none(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 
 
 def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
-    """Return (A - mean) / std over the batch; std with Bessel's correction. docs/losses.md.
+    """Return credits with the advantages (A - mean) / std of the whole batch (docs/losses.md).
 
-    Each number that the advantage returned counts once: per rollout, turn or token. Rollouts that
-    do not train, or have no score, do not count. If fewer than two numbers count, or if they differ
-    by at most 1e-6, all are 0.
+    Mean and std (with Bessel's correction) are those of all numbers A that the advantage function
+    returned for trained rollouts with a reward. If there are fewer than two numbers, or if they
+    differ by at most 1e-6, the new advantages are 0.
     """
     credits = [credit for group in groups for credit in group.credits]
     trained = [credit for credit in credits if credit.trains and credit.reward is not None]
     counted = [number for credit in trained for number in credit.advantages]
     mean = math.fsum(counted) / max(len(counted), 1)
-    # A mean that is only a rounding error would give groups without spread a gradient of noise.
+    # A mean that is only a rounding error counts as 0, because it would add noise to the gradient.
     mean = 0.0 if abs(mean) <= SPREAD_TOLERANCE else mean
     variance = math.fsum((number - mean) ** 2 for number in counted) / max(len(counted) - 1, 1)
     is_flat = max(counted, default=0.0) - min(counted, default=0.0) <= SPREAD_TOLERANCE
     scale = 0.0 if is_flat else 1 / math.sqrt(variance)
 
-    def whitened(credit: Credit) -> Credit:
+    def whiten_credit(credit: Credit) -> Credit:
         if credit.reward is None:
             return credit
         return replace(credit, advantages=tuple((a - mean) * scale for a in credit.advantages))
 
-    return [tuple(map(whitened, group.credits)) for group in groups]
+    return [tuple(map(whiten_credit, group.credits)) for group in groups]
 
 
-def credited(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
-    """Return the groups with the credits of `batch_credit`. Raise RunFailed if some are missing."""
+def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
+    """Return the groups with the credits of `batch_credit`. Raise RunFailed for a wrong number."""
     credits = [tuple(each) for each in batch_credit(groups)]
     found, expected = (
         [[len(credit.advantages) for credit in each] for each in rows]

@@ -24,8 +24,8 @@ _MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward met
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that `step` trains. Lengths count completion tokens only.
 
-    The metrics describe the new rollouts, which show how well the policy performs. Only staleness
-    includes replayed groups, and `source/` describes them and the demonstrations.
+    The metrics describe the new rollouts, which show how well the policy performs. Staleness also
+    includes replayed groups. `source/` metrics describe replayed groups and demonstrations.
     """
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -43,12 +43,12 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/untrained": average([not credit.trains for credit in credits]),
         "rollout/forks": average([max(len(rollout.rows) - 1, 0) for rollout in rollouts]),
         "rollout/retries": average([rollout.retries for rollout in rollouts]),
-        "rollout/zero_spread": zero_spread(_most_varied(groups)),
+        "rollout/zero_spread": zero_spread(_most_varied_columns(groups)),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
     }
-    metrics |= _turn_rewards(rollouts)
+    metrics |= _turn_reward_metrics(rollouts)
     if any(rollout.blocked_time for rollout in rollouts):
         metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
@@ -64,8 +64,8 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         scored = [r.reward for r in rollouts if r.role == role and r.reward is not None]
         metrics[f"role/{role}/reward"] = average(scored)
     if len(groups) < len(everything):
-        metrics |= _by_source(everything, step)
-    behind = _staleness(everything, step)
+        metrics |= _source_metrics(everything, step)
+    behind = _token_staleness(everything, step)
     if behind.size:
         metrics |= {
             "staleness/mean": float(behind.mean()),
@@ -78,17 +78,17 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _by_source(groups: Sequence[Group], step: int) -> dict[str, float]:
+def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return each source's share of the groups, and reward and staleness of replayed groups."""
     sources = [group.rollouts[0].source for group in groups]
     metrics = {f"source/{s.name.lower()}/share": sources.count(s) / len(groups) for s in Source}
     if replayed := [group for group in groups if group.suffix]:
         metrics["source/replay/reward"] = mean([group.rewards for group in replayed])
-        metrics["source/replay/staleness"] = _staleness(replayed, step).mean()
+        metrics["source/replay/staleness"] = _token_staleness(replayed, step).mean()
     return metrics
 
 
-def _most_varied(groups: Sequence[Group]) -> list[list[float]]:
+def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
     """Return for each group the column of `compared_columns` with the largest spread."""
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
     return [
@@ -96,7 +96,7 @@ def _most_varied(groups: Sequence[Group]) -> list[list[float]]:
     ]
 
 
-def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def _turn_reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the mean of each named reward at each turn, over the rollouts that have this turn."""
     return finite_means(
         (f"reward/{name}/turn_{turn}", value)
@@ -106,7 +106,7 @@ def _turn_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
     )
 
 
-def _staleness(groups: Sequence[Group], step: int) -> np.ndarray:
+def _token_staleness(groups: Sequence[Group], step: int) -> np.ndarray:
     """Return the staleness [N] of the batch's N sampled tokens at this step."""
     versions = [
         row.token_versions[row.token_versions >= 0]

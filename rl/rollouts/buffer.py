@@ -39,7 +39,7 @@ class FifoBuffer:
         return {f"rejected_{reason}": float(count) for reason, count in self.rejected.items()}
 
     def num_new(self, count: int) -> int:
-        """Return how many of the `count` groups of a batch are new, not drawn before."""
+        """Return how many of the `count` groups of a batch are sampled for this batch."""
         return count
 
     def add(self, group: Group) -> bool:

@@ -1,4 +1,4 @@
-"""Which rollouts of a group were compared with each other, and by which numbers. No torch."""
+"""Finds the rollouts that an advantage compared with each other, and the compared numbers."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from rl.records import Credit, Group, Rollout
 
 
 def roles_of(rollouts: Sequence[Rollout]) -> list[str]:
-    """Return the roles of a group, in order; only rollouts of one role are compared."""
+    """Return the roles of a group. An advantage compares only rollouts of the same role."""
     return list(dict.fromkeys(rollout.role for rollout in rollouts)) or [""]
 
 

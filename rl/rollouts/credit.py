@@ -1,4 +1,4 @@
-"""Computes the credit of each rollout of a group: truncation, shaping, advantage. No torch.
+"""Computes the credit of each rollout of a group: truncation, shaping, advantage.
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
@@ -7,7 +7,7 @@ an advantage that divides by the standard deviation would change the size of a p
 
     A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
-P_i is what truncation=penalty and the length penalty subtract from the reward.
+P_i is the number that truncation and the length penalty subtract from the reward.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
@@ -104,17 +104,17 @@ class GroupCredit:
         Rollouts are compared with those of the same role only.
         """
         credits = {
-            role: iter(self._of_role(example, [r for r in rollouts if r.role == role]))
+            role: iter(self._credits_of_role(example, [r for r in rollouts if r.role == role]))
             for role in roles_of(rollouts)
         }
         return tuple(next(credits[rollout.role]) for rollout in rollouts)
 
-    def _of_role(self, example: Example, rollouts: Sequence[Rollout]) -> list[Credit]:
+    def _credits_of_role(self, example: Example, rollouts: Sequence[Rollout]) -> list[Credit]:
         weights = self.weights_of(example)
-        credits = [self._truncated(rollout) for rollout in rollouts]
+        credits = [self._truncate(rollout) for rollout in rollouts]
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
-        _require_length(penalties, len(rollouts), "`penalties` of group reward", "rollout")
+        _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
         # Subtract penalties last, so that they also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
@@ -124,13 +124,13 @@ class GroupCredit:
         pairs = zip(credits, group.turn_rewards, strict=True)
         credits = [replace(credit, turn_rewards=tuple(turns or ())) for credit, turns in pairs]
         if self.shaping.normalise_each:
-            credits = self._normalised_each(weights, group, credits)
+            credits = self._normalise_each(weights, group, credits)
         else:
             pairs = zip(credits, self._advantages_of(group), strict=True)
             credits = [replace(credit, advantages=numbers) for credit, numbers in pairs]
-        return self._compared(credits)
+        return self._set_compared(credits)
 
-    def _truncated(self, rollout: Rollout) -> Credit:
+    def _truncate(self, rollout: Rollout) -> Credit:
         credit = self.truncation(rollout)
         trains = credit.trains and not (credit.reward is None and self.needs_score)
         return replace(credit, trains=trains, by_token=self.per_token)
@@ -150,12 +150,12 @@ class GroupCredit:
             found.append((0.0,) if reward is None else tuple(map(float, numbers)))
         return found
 
-    def _normalised_each(
+    def _normalise_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
     ) -> list[Credit]:
         """Return credits whose advantages are weighted sums over named rewards, minus penalties."""
         columns = {
-            name: _only_reward(group, name)
+            name: _select_reward(group, name)
             for name, weight in weights.items()
             if weight  # skip weight 0, because 0 x NaN is NaN
         }
@@ -185,7 +185,7 @@ class GroupCredit:
             )
         return credited
 
-    def _compared(self, credits: Sequence[Credit]) -> list[Credit]:
+    def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
         An advantage function may compare messages or lengths, for example, and not rewards. This is
@@ -224,7 +224,7 @@ def scored_group(
     pairs = list(zip(rollouts, credits, strict=True))
     return ScoredGroup(
         rewards=[credit.reward for credit in credits],
-        turn_rewards=[_by_turn(rollout, credit.reward, weights) for rollout, credit in pairs],
+        turn_rewards=[_split_by_turn(rollout, credit.reward, weights) for rollout, credit in pairs],
         named_rewards=[
             dict.fromkeys(rollout.rewards, 0.0) if credit.is_zeroed else rollout.rewards
             for rollout, credit in pairs
@@ -235,22 +235,22 @@ def scored_group(
     )
 
 
-def _only_reward(group: ScoredGroup, name: str) -> ScoredGroup:
+def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
     """Return the group with one of its named rewards as the reward."""
-    # A truncation function may score a rollout whose named reward is NaN or infinite: read it as 0.
+    # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
     rewards = [
         None if reward is None else finite(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)
     ]
     turns = [
         # A reward that truncation set to 0 is 0 in each turn.
-        _by_turn(rollout, reward, {name: 1.0} if named is rollout.rewards else {})
+        _split_by_turn(rollout, reward, {name: 1.0} if named is rollout.rewards else {})
         for rollout, reward, named in zip(group.rollouts, rewards, group.named_rewards, strict=True)
     ]
     return replace(group, rewards=rewards, turn_rewards=turns)
 
 
-def _by_turn(
+def _split_by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
 ) -> tuple[float, ...] | None:
     """Return the reward of each turn. The last turn also gets the rest of `reward`."""

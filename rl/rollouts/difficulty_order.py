@@ -120,7 +120,7 @@ class DifficultyOrder(ExampleOrder):
 
     def metrics(self) -> dict[str, float]:
         """Return the share of each pool among all examples, and the number of played examples."""
-        total = sum(len(pool.examples) for pool in self.pools)
         counts = {level: sum(len(queues[level]) for queues in self._queues) for level in _LEVELS}
+        total = sum(counts.values())  # without examples that the environment has added since `load`
         shares = {level: count / total for level, count in counts.items()}
         return {**shares, "seen": float(total - sum(self._num_unplayed))}

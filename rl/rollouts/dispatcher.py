@@ -153,7 +153,7 @@ class Dispatcher:
         """
         drawn: list[Group] | None = None
 
-        def ready() -> bool:
+        def has_batch() -> bool:
             nonlocal drawn
             if not self._stopped:
                 drawn = self.buffer.draw(
@@ -163,9 +163,9 @@ class Dispatcher:
 
         # Draw under the lock, so that no other task changes the buffer in between.
         async with self._changed:
-            await self._changed.wait_for(ready)
+            await self._changed.wait_for(has_batch)
         if drawn is None:
-            assert self._over is not None  # `ready` returns True only with a batch or `_over`
+            assert self._over is not None  # otherwise `has_batch` returned False
             raise self._over
         for group in drawn:
             self._untrained.pop(group.index, None)  # absent if the group is not new

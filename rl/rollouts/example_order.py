@@ -45,7 +45,7 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed; called once, before the methods below.
+        """Set pools and seed. The rollouts process calls this first, and only once.
 
         Raises:
             ValueError: a pool is empty.
@@ -55,7 +55,7 @@ class ExampleOrder:
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`; called once per group, in increasing order."""
+        """Return the place of group `index`. The dispatcher calls this in increasing order."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
@@ -128,7 +128,7 @@ class ShuffledOrder(SequentialOrder):
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
         """Return the shuffled positions; the newest pass of each pool is cached."""
-        size = len(self.pools[pool].examples)  # which an environment may increase
+        size = len(self.pools[pool].examples)  # an environment may add examples
         if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)

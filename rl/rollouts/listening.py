@@ -22,20 +22,20 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def listening(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
+async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
     """Accept ranks during the block, over TCP at `host`, or on a Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
         key = run_folder.private.key.read_bytes()
 
-        async def guarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def check_key(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if await _sends_key(reader, key):
                 await serve(reader, writer)
             else:
                 writer.close()
 
-        server = await asyncio.start_server(guarded, host, 0)
+        server = await asyncio.start_server(check_key, host, 0)
         port = server.sockets[0].getsockname()[1]
         Endpoint(Address(host=host, port=port), pid=os.getpid()).write(run_folder, "rollouts")
     try:

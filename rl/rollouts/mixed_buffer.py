@@ -4,10 +4,9 @@
 
 The two numbers are rounded, and at least 1 if the share is above 0.
 
-Only new groups are sampled for the batch, so only these count for admission, and each of them is
-trained at its usual step. A replayed group is a group of an earlier batch with its old logprobs,
-versions and advantages, so the staleness of its tokens is true. A demonstration has no version, no
-reward and the advantage 0.
+The dispatcher counts only new groups, so each new group is trained at its usual step. A replayed
+group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged, so the
+staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
 the stored groups, so a resumed run replays the same ones.
@@ -101,32 +100,32 @@ class MixedBuffer(FifoBuffer):
         self._num_expired += len(self._stored) - len(young)
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
         # Store the new groups after the choice, so that no batch contains a group twice.
-        stored = [*young, *(_to_store(group) for group in new if self.is_useful(group))]
+        stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
         self._stored = stored[-self.capacity :] if num_replayed else []
         # The suffix distinguishes the lines of one rollout in the files of several steps.
         replayed = [replace(group, suffix=f"@{step}") for group in chosen]
         shown = [
-            self._demonstrated(step * count + i, step, new[i % len(new)].example)
+            self._demonstration_group(step * count + i, step, new[i % len(new)].example)
             for i in range(num_shown if self.demonstrate else 0)
         ]
         return [*new, *replayed, *shown]
 
     def is_useful(self, group: Group) -> bool:
-        """Return whether to store a group, because it can teach. A subclass may choose others."""
-        # With a critic nothing is compared, so advantages of 0 can still give a gradient.
+        """Return whether a group gives a gradient and is stored. Subclasses may override it."""
+        # A critic compares no rollouts, so advantages of 0 can still give a gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
-    def _demonstrated(self, index: int, step: int, like: Example) -> Group:
-        """Return demonstrations for the environment of the example `like`."""
+    def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
+        """Return a group of demonstrations of the environment of the example `like`."""
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # No reward, so that demonstrations are in no baseline, critic or KL penalty in the reward.
+        # No reward, so that no baseline, critic or KL penalty in the reward uses demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
 
-def _to_store(group: Group) -> Group:
-    """Return a group for later batches, with only values that a checkpoint can contain."""
+def _storable_copy(group: Group) -> Group:
+    """Return the copy of a group that is replayed. A checkpoint can contain all its values."""
     rollouts = tuple(
         replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))
         for rollout in group.rollouts

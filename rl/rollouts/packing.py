@@ -17,8 +17,8 @@ from rl.runtime.failure import RunFailed
 Row = TypeVar("Row", bound=TrainingRow)
 
 
-def by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
-    """Return the rows with an advantage, and those without; a whole group if `whole_groups`."""
+def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
+    """Return the rows with an advantage, and the others. `whole_groups`: do not split groups."""
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     moving = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
     kinds: tuple[list[Any], list[Any]] = ([], [])
@@ -39,7 +39,7 @@ def pack(
         shares_prefixes: whether the trainer computes equal beginnings once.
     """
     if shares_prefixes:
-        shares = _cut_for_ranks(sorted(rows, key=_by_token_ids), loads)
+        shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
         packed = [_pack_by_prefix(share, budget) for share in shares]
     else:
         shares = _assign_to_ranks(sorted(rows, key=lambda row: -row.length), loads)
@@ -61,27 +61,27 @@ def pack_groups(
     for row in rows:
         groups[row.group_id].append(row)
 
-    def packed(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def pack_on_one_rank(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
         rows = [row for group in groups for row in group]
         return pack(rows, [0], budget, shares_prefixes=shares_prefixes)[0]
 
     shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]  # per rank: bins of groups
     for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
-        if len(packed([group])) > 1:
+        if len(pack_on_one_rank([group])) > 1:
             raise RunFailed(
                 f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
                 f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
             )
         bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
         loads[lightest] += sum(row.length for row in group)
-        if bins and len(packed([*bins[-1], group])) == 1:
+        if bins and len(pack_on_one_rank([*bins[-1], group])) == 1:
             bins[-1].append(group)
         else:
             bins.append([group])
     count = max(map(len, shares))
     for bins in shares:
         _split_to_count(bins, count)
-    return [[packed(bin)[0] if bin else [] for bin in bins] for bins in shares]
+    return [[pack_on_one_rank(bin)[0] if bin else [] for bin in bins] for bins in shares]
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
@@ -106,12 +106,12 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _by_token_ids(row: TrainingRow) -> bytes:
+def _token_sort_key(row: TrainingRow) -> bytes:
     """Return a sort key that puts rows with equal beginnings next to each other."""
     return row.token_ids.astype(">u4").tobytes()
 
 
-def _num_equal(one: TrainingRow, other: TrainingRow) -> int:
+def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
     """Return the number of equal tokens at the beginning of two rows."""
     length = min(one.length, other.length)
     differs = one.token_ids[:length] != other.token_ids[:length]
@@ -125,7 +125,7 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
-    equal = [0, *map(_num_equal, rows, rows[1:])]
+    equal = [0, *map(_num_equal_tokens, rows, rows[1:])]
     counts = [length - number for length, number in zip(lengths, equal, strict=False)]
 
     def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
@@ -160,7 +160,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     bins: list[list[Row]] = []
     cost = 0.0
     for row in rows:
-        equal = _num_equal(bins[-1][-1], row) if bins else 0
+        equal = _num_equal_tokens(bins[-1][-1], row) if bins else 0
         new = row.length - equal
         # Attention reads a complete copy of each row. If this row extends the previous row, one
         # copy serves both rows. A copied token takes a quarter of a distinct token's memory.

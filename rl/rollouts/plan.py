@@ -14,7 +14,7 @@ import numpy as np
 
 from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
 from rl.rollouts.compared import compared_ids
-from rl.rollouts.packing import by_advantage, pack, pack_groups
+from rl.rollouts.packing import pack, pack_groups, split_by_advantage
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Function from (completion length of each rollout, its group) to its weight per token.
@@ -54,14 +54,14 @@ def weighted_row(
     """
     return WeightedRow(
         **vars(row),
-        advantages=_by_token(row, advantages),
-        token_weights=_by_token(row, token_weights),
+        advantages=_per_token(row, advantages),
+        token_weights=_per_token(row, token_weights),
         source=np.full(row.length, source, np.int8),
         **place,
     )
 
 
-def _by_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
+def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
     """Expand one number per row, turn or completion token to all tokens [L]; the rest get 0."""
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
@@ -162,7 +162,7 @@ def plan(
     """
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
-    for kind in by_advantage(rows, whole_groups=whole_groups):
+    for kind in split_by_advantage(rows, whole_groups=whole_groups):
         # Rows without an advantage come second and go to the ranks with the fewest tokens so far.
         packing = pack_groups if whole_groups else pack
         packed = packing(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
@@ -190,11 +190,11 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
         first_positions=np.array([row.first_position for row in rows] or [0], np.int32),
         row_numbers=np.array([row.number for row in rows] or [0], np.int32),
         envs=tuple(row.env for row in rows) or ("",),
-        **_hinted(rows),
+        **_hinted_prompts(rows),
     )
 
 
-def _hinted(rows: Sequence[WeightedRow]) -> dict[str, Any]:
+def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
     """Return the fields of `MicroBatch` with hinted prompts: token ids and completion masks.
 
     Only the prompt is replaced. The tokens from the first completion token on are the row's own.

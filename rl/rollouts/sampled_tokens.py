@@ -56,7 +56,7 @@ class TokenRecord:
             columns={
                 # The empty array sets the dtype if there are no rows.
                 column.recorded_as: np.concatenate(
-                    [np.empty(0, column.dtype), *(_recorded(row, name) for row in rows)]
+                    [np.empty(0, column.dtype), *(_recorded_values(row, name) for row in rows)]
                 )
                 for name, column in columns_of(SampledColumns).items()
                 if column.recorded_as
@@ -65,7 +65,7 @@ class TokenRecord:
         write_lines(run_folder.tokens_of(step, "rollouts"), lines)
 
 
-def _recorded(row: TrainingRow, name: str) -> np.ndarray:
+def _recorded_values(row: TrainingRow, name: str) -> np.ndarray:
     """Return a column of a row. Float columns are NaN for tokens that no policy sampled."""
     values = getattr(row, name)
     if not np.issubdtype(values.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""Serves the trainer ranks, shows progress and writes the rollouts. No torch.
+"""Serves the trainer ranks, shows progress and writes the rollouts.
 
 A rank's calls: `next_batch` (the rank's share of a step), `publish` (vLLM has new weights),
 `evaluation` (the metrics of a version), `state` (this process's state for a checkpoint).
@@ -20,10 +20,10 @@ from rl.evaluation.periodic import Evaluator
 from rl.evaluation.play import rollout_line
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout
-from rl.rollouts.batch_credit import credited
+from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
-from rl.rollouts.listening import listening
+from rl.rollouts.listening import open_server
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -62,9 +62,9 @@ class RolloutService:
         self._num_ranks = 0  # number of connected ranks
         dispatcher.on_rejected = self._rejected.append
 
-    def listening(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
+    def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
         """Serve the ranks during the block, on a Unix socket, or over TCP if `host` is given."""
-        return listening(self._run_folder, self.serve, host)
+        return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one rank until it disconnects."""
@@ -82,7 +82,7 @@ class RolloutService:
     async def _answer(self, call: Call) -> Answer:
         """Return the answer to a call. After an error do not answer; `report` raises the error."""
         try:
-            return Answer(value=msgspec.Raw(pack(await self._value(call))))
+            return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
             return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
@@ -91,7 +91,7 @@ class RolloutService:
             await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
             raise
 
-    async def _value(self, call: Call) -> object:
+    async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
             # The first rank to call starts the plan, and the other ranks share it. No rank is a
             # step behind, because every update synchronises the ranks, so the previous plan can be
@@ -103,7 +103,7 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            if call.version != self._dispatcher.version.number:  # else a vLLM was restarted
+            if call.version != self._dispatcher.version.number:  # otherwise a vLLM was restarted
                 await self._dispatcher.publish(call.version)
                 if self._evaluator:
                     self._evaluator.start(call.version)
@@ -112,7 +112,7 @@ class RolloutService:
             return await self._evaluator.finish(call.version) if self._evaluator else {}
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
-        raise AssertionError(f"unknown call {call.what}")
+        raise AssertionError(f"a rank sent an unknown call: {call.what}")
 
     def _check_first_version(self, version: int) -> None:
         """Raise RunFailed if this process and rank 0 resumed from different checkpoints."""
@@ -125,7 +125,7 @@ class RolloutService:
 
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
-        groups = credited(await self._dispatcher.batch(step), self._batch_credit)
+        groups = apply_batch_credit(await self._dispatcher.batch(step), self._batch_credit)
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),

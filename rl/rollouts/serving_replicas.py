@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.router import Route, Router
-from rl.inference.routes import prefix_cache
+from rl.inference.routes import prefix_cache_counts
 from rl.runtime.endpoint import Endpoint, request_restart
 from rl.runtime.folder import RunFolder
 
@@ -55,7 +55,7 @@ class ServingReplicas:
         }
         routes = self.router.routes
         caches = await asyncio.gather(
-            *(asyncio.to_thread(prefix_cache, route.replica) for route in routes)
+            *(asyncio.to_thread(prefix_cache_counts, route.replica) for route in routes)
         )
         for route, cache in zip(routes, caches, strict=True):
             name = route.replica.name

@@ -1,4 +1,4 @@
-"""The credit of rollouts that a token limit cut off. No torch.
+"""The credit of rollouts that a token limit cut off.
 
     keep           the rollout keeps its reward and trains on all its tokens
     mask           no token is trained; the reward stays in the group's baseline
@@ -45,7 +45,7 @@ def penalty(
 ) -> Credit:
     """Return the credit with the soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13.
 
-    Without a limit of the option, the sampler or the environment there is no penalty.
+    There is no penalty if neither `limit`, the sampler nor the environment sets a limit.
     """
     most = rollout.turn_limit if limit is None else limit
     if rollout.reward is None or most is None:

@@ -43,13 +43,13 @@ class Branch(Strategy):
         return [*roots, *await asyncio.gather(*branches)]
 
     def position(self, rollout: Rollout) -> tuple[int, int] | None:
-        """Return turn and token of the most uncertain position; None if there is none.
+        """Return the turn and the token of the most uncertain position; None without a candidate.
 
         The uncertainty is the mean of -logprob of the next `window` tokens of the turn.
         """
         found = []
         for number, turn in enumerate(turns_of(rollout)):
-            first = 0 if number else 1  # a branch before the very first token is a new attempt
+            first = 0 if number else 1  # a branch at the first token would be a new attempt
             last = len(turn.logprobs) - self.window if self.at == "token" else 0
             starts = np.arange(first, min(max(last, first) + 1, len(turn.logprobs)))
             if not len(starts) or (self.at == "turn" and not number):

@@ -70,7 +70,7 @@ class Chat:
         raise NotImplementedError
 
     def encode(self, given: str | Sequence[int]) -> list[int]:  # noqa: ARG002
-        """Return the tokens with which a turn begins, given as tokens or as a text."""
+        """Return the tokens of `given`, which is a list of tokens or a text."""
         raise ValueError(
             "this client sends no tokens, so it takes no `prefix` and scores no text: use "
             "client=renderer"
@@ -87,7 +87,7 @@ class Chat:
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return the next prompt: `prompt`, `completion` (parsed into `message`) and `reply`."""
+        """Return `prompt` extended by `completion` (parsed into `message`) and by `reply`."""
         raise NotImplementedError
 
     def max_new_tokens(self, prompt: Prompt) -> int:  # noqa: ARG002
@@ -156,7 +156,7 @@ class ChatSettings:
         has_turns: whether episodes have several turns, so that a template can change earlier ones.
         num_seqs: maximum number of concurrent completions of the server; None: unknown.
         version: the policy version that vLLM has loaded; each version has its own prefix cache.
-        router: chooses the vLLM replica of a request; it is shared with ServingReplicas.
+        router: chooses the vLLM replica of a request; ServingReplicas updates the choices.
         served_as: model name in requests to vLLM.
         model: local folder with the tokenizer.
         renderer: name of the chat format in the library `renderers`, or auto.
@@ -191,7 +191,7 @@ class Hints:
     chat: Chat
     env: Environment
     group: Sequence[Episode]
-    # Newest messages and tools, and their tokens, because a group's rollouts may share a hint.
+    # The last call's messages, tools and tokens, because a group's rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:

@@ -24,7 +24,7 @@ class CompletionSlots:
         self._queue = asyncio.Lock()
 
     @asynccontextmanager
-    async def held(self, count: int) -> AsyncIterator[None]:
+    async def hold(self, count: int) -> AsyncIterator[None]:
         """Hold `count` slots during the block, or all slots if `count` exceeds their number."""
         held = 0
         try:
@@ -48,15 +48,15 @@ class Clock:
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    # number of `paused` blocks that are running; concurrent tasks of a rollout may overlap
+    # Number of open `pause` blocks. Several may be open, because a rollout may have several tasks.
     _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         """Raise TimeoutError if the block takes longer than the remaining time."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
-            before = WAITING.set(self.paused)
+            before = WAITING.set(self.pause)
             try:
                 yield
             finally:
@@ -65,10 +65,10 @@ class Clock:
                     self.left = max(deadline - loop.time(), 0.0)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Pause the clock during the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
-        assert timeout is not None, "the clock does not run"
+        assert timeout is not None, "the clock is not running"
         if not self._pauses and (deadline := timeout.when()) is not None:
             self.left = deadline - loop.time()
             timeout.reschedule(None)
@@ -82,11 +82,11 @@ class Clock:
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
-    async def holding_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
+    async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
         """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
         async with AsyncExitStack() as stack:
-            with self.paused():
-                await stack.enter_async_context(slots.held(count))
+            with self.pause():
+                await stack.enter_async_context(slots.hold(count))
             began = time.monotonic()
             try:
                 yield

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 _MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end the run
 
 
-class TooLong(ValueError):
-    """Error: a conversation has a training row that is longer than max_seq_len."""
+class ConversationTooLong(ValueError):
+    """The error raised if a conversation has a training row longer than max_seq_len."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ImitationSampler:
     max_staleness: NonNegativeInt
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations without end."""
+        """Yield conversations endlessly."""
         raise NotImplementedError
 
     def group(
@@ -62,7 +62,7 @@ class ImitationSampler:
         gets the same groups. A conversation that is too long is skipped with a warning.
 
         Raises:
-            TooLong: 100 consecutive conversations are too long.
+            ConversationTooLong: 100 consecutive conversations are too long.
         """
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
@@ -71,7 +71,7 @@ class ImitationSampler:
             messages = env.opened(next(stream))
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
-            except TooLong:
+            except ConversationTooLong:
                 too_long += 1
                 if too_long == _MAX_TOO_LONG:
                     raise
@@ -96,17 +96,17 @@ class ImitationSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(ImitationSampler):
-    """The sampler of conf/sampler/demonstrations.yaml: the answers of the scripted expert."""
+    """The sampler of conf/sampler/demonstrations.yaml, which reads `env.demonstrations`."""
 
     corruption_rate: Probability
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield the expert's demonstrations. Corrupt a share `corruption_rate` of them."""
         for messages in env.demonstrations(rng):
-            yield _corrupted(messages, rng) if rng.random() < self.corruption_rate else messages
+            yield _swap_letters(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
-def _corrupted(messages: list[Message], rng: Random) -> list[Message]:
+def _swap_letters(messages: list[Message], rng: Random) -> list[Message]:
     """Return the messages with two neighbouring letters of the last message swapped."""
     *before, last = messages
     text = last.get("content") or ""
@@ -124,20 +124,20 @@ def tokenize(
     """Return the training rows of a conversation: several if the template changes earlier turns.
 
     Raises:
-        TooLong: a row is longer than max_seq_len.
+        ConversationTooLong: a row is longer than max_seq_len.
         ValueError: the chat format cannot express a turn.
     """
     messages = list(messages)
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     if not turns:
-        raise ValueError("let demonstrations() yield a prompt and then an assistant message")
+        raise ValueError("a demonstration has no assistant message after its prompt: append one")
     if messages[-1]["role"] != "assistant":
         raise ValueError("a demonstration does not end with an assistant message: append one")
 
-    def rendered(turn: int) -> list[int]:
+    def render_until(turn: int) -> list[int]:
         return renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
 
-    rows, prompt = [GrowingRow()], rendered(turns[0])
+    rows, prompt = [GrowingRow()], render_until(turns[0])
     for number, (turn, following) in enumerate(zip(turns, [*turns[1:], None], strict=True)):
         if prompt[: len(rows[-1].token_ids)] != rows[-1].token_ids:
             rows.append(GrowingRow())  # the prompt changes earlier turns, so a new row begins
@@ -147,10 +147,10 @@ def tokenize(
         if following is not None:
             reply = messages[turn + 1 : following]
             bridged = renderer.bridge_to_next_turn(prompt, completion, reply, tools=tools)
-            prompt = rendered(following) if bridged is None else bridged.token_ids
+            prompt = render_until(following) if bridged is None else bridged.token_ids
     longest = max(len(row.token_ids) for row in rows)
     if longest > max_seq_len:
-        raise TooLong(
+        raise ConversationTooLong(
             f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
             f"model.max_seq_len={longest} or more, or make the environment's examples shorter"
         )

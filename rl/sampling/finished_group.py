@@ -13,10 +13,10 @@ from rl.records import Rollout
 from rl.sampling.chat import Chat, Hints
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
-from rl.sampling.rewarding import rewarded
+from rl.sampling.rewarding import with_rewards
 from rl.sampling.speaker import Speaker
 
-# What an error after the episode changes in a rollout, beside its message.
+# Fields of a rollout after an error in `score_group` or `teacher_messages`.
 _BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
 
 
@@ -28,14 +28,14 @@ class FinishedGroup:
     chat: Chat
     played: Sequence[tuple[Rollout, Speaker]]
     log_error: Callable[[Environment, str], None]
-    checked: set[str]  # environments whose reward names were checked
+    checked: set[str]  # environments and roles with checked reward names
 
-    async def scored(self, timeout: float) -> "FinishedGroup":
-        """Add the rewards of `env.score_group`. If it fails, no rollout has a reward."""
+    async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
+        """Return the group with the rewards of `env.score_group`; without rewards if it fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
-            async with Clock(timeout).running():
+            async with Clock(timeout).run():
                 with as_environment_error(env, "score_group"):
                     found = [*await threads.call(env.score_group, episodes)] if episodes else []
                     if len(found) != len(episodes):
@@ -48,34 +48,34 @@ class FinishedGroup:
             error = str(failure)
             error = error or f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
             self.log_error(env, error)
-            return self._changed(
+            return self._with_rollouts(
                 rollout if rollout.error else replace(rollout, **_BROKEN, error=error)
                 for rollout, _ in self.played
             )
-        return self._changed(
+        return self._with_rollouts(
             rollout
             if rollout.error
-            else rewarded(env, rollout, {**rollout.rewards, **next(results)}, self.checked)
+            else with_rewards(env, rollout, {**rollout.rewards, **next(results)}, self.checked)
             for rollout, _ in self.played
         )
 
-    async def hinted(self) -> "FinishedGroup":
-        """Add the hints that the reference model sees. A rollout whose hint fails has no rows."""
+    async def with_hints(self) -> "FinishedGroup":
+        """Return the group with hinted prompts. A rollout whose hint fails gets no rows."""
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                if speaker.opened == self.env.opened:  # else the policy itself read a hint
+                if speaker.opened == self.env.opened:  # otherwise the policy saw a hint
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:
                 self.log_error(self.env, error := str(failure))
                 changes = {"rows": (), "error": error, **_BROKEN}
             hinted.append(replace(rollout, **changes))
-        return self._changed(hinted)
+        return self._with_rollouts(hinted)
 
-    def _changed(self, rollouts: Any) -> "FinishedGroup":
+    def _with_rollouts(self, rollouts: Any) -> "FinishedGroup":
         speakers = (speaker for _, speaker in self.played)
         return replace(self, played=list(zip(rollouts, speakers, strict=True)))

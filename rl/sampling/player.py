@@ -27,18 +27,18 @@ from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.finished_group import FinishedGroup
 from rl.sampling.prefix import Given, Prefix, sample_turn
-from rl.sampling.rewarding import rewarded
+from rl.sampling.rewarding import with_rewards
 from rl.sampling.rollout_inputs import RolloutInputs
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import PolicySampler, RequestSeeds
 from rl.sampling.speaker import Speaker
-from rl.sampling.strategy import Independent, StartedGroup, Strategy, played
+from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 _MAX_LOGGED_ERRORS = 100
-Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # `rewards_by_name`
+Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # result of `rewards_by_name`
 _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
 
 
@@ -61,19 +61,19 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # environments whose reward names were checked
+    _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
     # environment name -> semaphore, for environments that set max_concurrent
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
-    def at(self, version: int) -> Self:
-        """Return a copy with the sampler of `version`, and set the scheduled options of `env`."""
+    def at_version(self, version: int) -> Self:
+        """Return a copy with the sampling options of `version`. Set those of `env`, too."""
         self.schedules.applied(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
 
     async def play_group_at(self, *group: Any) -> tuple[Rollout, ...]:
         """Play a group, given the arguments of `play_group` and the policy version."""
-        return await self.at(group[-1]).play_group(*group[:-1])
+        return await self.at_version(group[-1]).play_group(*group[:-1])
 
     async def play_group(
         self, index: int, example: Example, group_size: int
@@ -109,10 +109,10 @@ class Player:
         # If the shared request fails, each rollout sends its own request and reports its own error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
-                async with clock.running():
+                async with clock.run():
                     prompt = start.prompt = await self._first_prompt(start)
                     if count and env.max_turns == 1 and self.chat.shares_request(prompt):
-                        async with clock.holding_slots(self.chat.slots, count):
+                        async with clock.hold_slots(self.chat.slots, count):
                             seed = seeds.next()
                             openings = await self.chat.generate(prompt, count, seed)
         speakers: dict[int, Speaker] = {}
@@ -137,7 +137,7 @@ class Player:
             return rollout
 
         group = StartedGroup(index, example)
-        chosen = await played(self.strategy, group, play_one, group_size)
+        chosen = await play_strategy(self.strategy, group, play_one, group_size)
         pairs = [
             (replace(own, others=()), speaker)
             for rollout in chosen
@@ -147,9 +147,9 @@ class Player:
         ]
         finished = FinishedGroup(env, self.chat, pairs, self._log_once, self._checked)
         if env.scores_groups:
-            finished = await finished.scored(self.sampler.rollout_timeout)
+            finished = await finished.with_group_rewards(self.sampler.rollout_timeout)
         if env.name in self.hinted_envs:
-            finished = await finished.hinted()
+            finished = await finished.with_hints()
         return tuple(rollout for rollout, _ in finished.played)
 
     async def _play_with_retries(self, start: RolloutInputs) -> _Played:
@@ -162,7 +162,7 @@ class Player:
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
                 return rollout, first
-            # With opening=None the retry samples a new first turn. The shared one has been used.
+            # The retry samples a new first turn, because the failed attempt has used `opening`.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
@@ -184,13 +184,13 @@ class Player:
         episode = Episode(start.example, messages, policy_version=self.policy_version)
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
-            *(lambda: clock.holding_slots(self.chat.slots), start.seeds, start.opened),
+            *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.opened),
             start.prefix,
         )
         scores: list[Scores] = []
         error = ""
         try:
-            async with clock.running():
+            async with clock.run():
                 if env.holds_conversation:
                     await self._play_in_environment(env, first)
                 else:
@@ -208,10 +208,10 @@ class Player:
             episode.stop_reason = StopReason.ENGINE_ERROR
             error = str(failure)
         finally:
-            # An error in `close` is ignored, because the reward is already known.
+            # Ignore an error in `close`, because the episode has already ended.
             with suppress(EnvironmentFailed), as_environment_error(env, "close"):
                 env.close(episode)
-        if error:  # of the whole episode, so no role has a reward
+        if error:  # an error ends the episode of every role
             for each in first.speakers:
                 each.episode.stop_reason = episode.stop_reason
         rollout, *others = [
@@ -243,9 +243,9 @@ class Player:
             role=episode.role,
             retries=start.seeds.attempt,
         )
-        # With score_group, `_score_group` computes the reward, which may need the group's rewards.
+        # If the environment has `score_group`, FinishedGroup sets the reward later.
         if not error and not env.scores_groups:
-            rollout = rewarded(env, rollout, rewards, self._checked)
+            rollout = with_rewards(env, rollout, rewards, self._checked)
         return rollout
 
     async def _play_turns(
@@ -257,7 +257,7 @@ class Player:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
             if opening is None:
-                async with start.clock.holding_slots(self.chat.slots):
+                async with start.clock.hold_slots(self.chat.slots):
                     seed, turn = start.seeds.next(), episode.turns
                     opening = await sample_turn(self.chat, prompt, seed, start.prefix, turn)
             completion, opening = opening, None

@@ -1,4 +1,4 @@
-"""Turns that begin with given tokens: a branch of an earlier attempt, or a text from elsewhere.
+"""Turns that begin with given tokens: a branch of an earlier attempt, or any text.
 
 Tokens of an earlier attempt keep the logprobs and policy versions with which they were sampled. The
 policy in vLLM computes the logprobs of other tokens, if they are trained. Given tokens that are not
@@ -20,7 +20,7 @@ class Prefix:
     """The tokens with which an attempt begins.
 
     Attributes:
-        turns: the given tokens of each turn. The policy continues the last; it may have no tokens.
+        turns: the given tokens of each turn. The policy continues the last, which may be empty.
         trains: whether the given tokens are trained.
     """
 
@@ -29,15 +29,15 @@ class Prefix:
 
     @staticmethod
     def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":
-        """Return a prefix. Tokens and texts begin the first turn."""
+        """Return `given` as a Prefix. Tokens or a text begin the first turn."""
         if isinstance(given, Prefix):
             return replace(given, trains=trains)
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
 
     def turn(self, number: int, prompt: Prompt) -> Completion | None:
-        """Return the given tokens of a turn, if any.
+        """Return the given tokens of a turn; None if it has none.
 
-        Return None if they followed another prompt, because the environment replied differently.
+        Also return None if they were sampled after another prompt than `prompt`.
         """
         given = self.turns[number] if number < len(self.turns) else None
         return given if given and given.prompt_ids in ([], prompt.token_ids) else None
@@ -54,7 +54,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
             logprobs = row.rollout_logprobs[where].tolist()
-            if -1 in versions:  # some tokens were given and not trained
+            if -1 in versions:  # the turn has given tokens that are not trained
                 logprobs = versions = []
             prompt = row.token_ids[: where[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
@@ -97,7 +97,7 @@ async def sample_turn(
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if number < len(prefix.turns) - 1:
-        return given  # a complete turn
+        return given  # the given turn is complete
     left = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
     if left <= 0:
         raise RequestFailed(

@@ -106,15 +106,15 @@ class RendererChat(Chat):
 
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return the whole text as a message with a tool call that tells the policy the error."""
-        mistake = f"the turn is too deeply nested or has too long a number ({type(error).__name__})"
+        mistake = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
         content = well_formed(decode_text(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Append completion and reply to the prompt's tokens. If impossible, render everything."""
-        # This call keeps the sampled tokens. It returns None if the format changes earlier turns.
+        """Append completion and reply to the prompt's tokens, or render the whole conversation."""
+        # Keep the sampled tokens. The result is None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -122,14 +122,14 @@ class RendererChat(Chat):
             tools=cast("Any", prompt.tools),
         )
         if bridged is None:
-            return await self.rendered_again(prompt, completion, message, reply)
+            return await self.render_again(prompt, completion, message, reply)
         messages = [*prompt.messages, self._history_message(prompt, completion, message), *reply]
         return Prompt(messages, prompt.tools, bridged.token_ids)
 
-    async def rendered_again(
+    async def render_again(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Render the conversation. If the format cannot render the newest turn, use its text."""
+        """Render all messages. If the format cannot render the newest turn, use its plain text."""
         try:
             turn = self._history_message(prompt, completion, message)
             return await self.first_prompt([*prompt.messages, turn, *reply], prompt.tools)
@@ -186,7 +186,7 @@ def tokens_before_stop(renderer: Renderer, completion: Completion) -> list[int]:
         head = tokenizer.decode(token_ids[:end])
         if text.startswith(head):
             return [*token_ids[:end], *tokenizer.encode(text[len(head) :])]
-    raise AssertionError("the empty text is a prefix of every text")
+    raise AssertionError("unreachable, because every text starts with the empty text")
 
 
 def render(
@@ -203,7 +203,7 @@ class RendererClient:
     """The client of conf/client/renderer.yaml: the rollouts process renders prompts to tokens."""
 
     needs_vllm: ClassVar[bool] = True
-    renders: ClassVar[bool] = True  # the check requires a known chat format
+    renders: ClassVar[bool] = True  # the library `renderers` must know the chat format
     on_rewrite: Literal["extend", "fork", "refuse"]
 
     @asynccontextmanager

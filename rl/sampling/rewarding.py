@@ -9,12 +9,12 @@ from envs.protocol import Environment
 from rl.records import Rollout
 
 
-def rewarded(
+def with_rewards(
     env: Environment, rollout: Rollout, rewards: dict[str, float], checked: set[str]
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Reward names are checked once per environment and role. `checked` contains those checked.
+    Check reward names once per environment and role; `checked` holds those already checked.
     """
     key = f"{env.name} {rollout.role}"
     if rewards and key not in checked:

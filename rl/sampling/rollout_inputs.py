@@ -27,7 +27,7 @@ class RolloutInputs:
     prefix: Prefix | None = None  # the turns with which the rollout begins
 
     def change_example(self, example: Example, hint: str | None) -> None:
-        """Play this example, with a hint in the prompt unless `hint` is None."""
+        """Set the example, and show a hint unless `hint` is None; "": the example's own hint."""
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example
         if hint is not None:

@@ -44,7 +44,7 @@ class GrowingRow:
         """Return the finished row with arrays instead of lists."""
         columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if (hinted := self.hinted_prompt) is not None:
-            # Given tokens that are not trained come before the first completion token, too.
+            # Copy the given tokens that are not trained, which precede the first completion token.
             first = int(columns["completion_mask"].argmax())
             hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
         return TrainingRow(**columns, hinted_prompt=hinted)

@@ -41,7 +41,7 @@ class PolicySampler:
     def non_default_parameters(self) -> dict[str, Any]:
         """Return the temperature and the parameters that are not at their neutral value.
 
-        Parameters at their neutral value are not sent, because OpenAI's API rejects some names.
+        Parameters at their neutral value are not sent, because OpenAI's API rejects some of them.
         """
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}

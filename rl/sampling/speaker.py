@@ -27,7 +27,7 @@ class Speaker:
     """Callable that samples the policy's turns in one episode and adds them to `rows`.
 
     Attributes:
-        engine: returns a context manager that surrounds each request (`Clock.holding_slots`).
+        engine: returns a context manager that surrounds each request (`Clock.hold_slots`).
         seeds: the seeds of the requests, one per turn.
         opened: function that adds `env.system_prompt`, and a hint if the policy sees one.
         prefix: the turns with which the attempt begins; None: the policy samples all turns.
@@ -117,7 +117,7 @@ class Speaker:
 
     @property
     def speakers(self) -> "list[Speaker]":
-        """The speakers of all roles, in the order of their first turns; first this one."""
+        """The speakers of all roles, in the order of their first turns, starting with this one."""
         return [*self._roles.values()] or [self]
 
     def raise_failure(self) -> None:
@@ -139,10 +139,10 @@ class Speaker:
 
 def _same_messages(before: list[Message], repeated: list[Message]) -> bool:
     """Return whether messages are equal except for call ids and reasoning, which clients drop."""
-    return [_comparable(m) for m in before] == [_comparable(m) for m in repeated]
+    return [_comparison_key(m) for m in before] == [_comparison_key(m) for m in repeated]
 
 
-def _comparable(message: Message) -> tuple[object, ...]:
+def _comparison_key(message: Message) -> tuple[object, ...]:
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], _parsed_arguments(function["arguments"])) for function in functions]
     return message["role"], message.get("content") or "", calls

@@ -1,4 +1,4 @@
-"""The contract of strategies, which decide how the rollouts of a group are made."""
+"""The interface of strategies, which decide how the rollouts of a group are made."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -50,7 +50,7 @@ class Strategy:
         reads_rewards: whether `play` reads rewards, which `score_group` computes only afterwards.
         fixed_size: whether `play` always returns `size` rollouts, or none.
         needs_hints: whether every example needs a hint.
-        begins_turns: whether turns begin with given tokens, which sampler.stop excludes.
+        begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
         samples: whether the strategy differs from independent attempts, and so needs a policy.
     """
 
@@ -68,7 +68,7 @@ class Strategy:
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        """Return the rollouts of a group of group_size `size`; [] lets the buffer replace it."""
+        """Return the rollouts of a group of group_size `size`; [] makes the buffer reject it."""
         raise NotImplementedError
 
 
@@ -88,19 +88,19 @@ async def attempts(
     return await asyncio.gather(*(play_one(group.example, seed=s, **given) for s in seeds))
 
 
-async def played(
+async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
     """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""
     name, seeds = type(strategy).__name__, set[int]()
 
-    async def once(example: Example, *, seed: int, **given: Any) -> Rollout:
+    async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:
         if seed in seeds:
             raise ValueError(f"{name} plays two attempts with seed={seed}: use another seed")
         seeds.add(seed)
         return await play_one(example, seed=seed, **given)
 
-    rollouts = tuple(await strategy.play(group, once, size))
+    rollouts = tuple(await strategy.play(group, play_new_seed, size))
     if rollouts and strategy.fixed_size and len(rollouts) != size:
         raise ValueError(
             f"{name} returned {len(rollouts)} rollouts for group_size={size}: return {size} or "

@@ -66,7 +66,7 @@ class TokensChat(RendererChat):
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Return the whole conversation, rendered again by the server."""
-        return await self.rendered_again(prompt, completion, message, reply)
+        return await self.render_again(prompt, completion, message, reply)
 
 
 @dataclass(frozen=True, kw_only=True)

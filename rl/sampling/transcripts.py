@@ -38,9 +38,8 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations of this environment, or of any if it has none, repeatedly."""
-        known = read_conversations(self.path, self.min_reward)  # cached: the constructor called it
-        # If no line names this environment, all lines are used, although their prompts differ.
+        """Yield random conversations endlessly: of `env` if a line names it, else of all lines."""
+        known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
         ]
@@ -68,13 +67,14 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
             try:
                 record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
+                env = str(record.get("env") or "")
+                good = min_reward is None or (reward is not None and reward >= min_reward)
+                is_answered = bool(messages) and messages[-1].get("role") == "assistant"
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            env = str(record.get("env") or "")
-            good = min_reward is None or (reward is not None and reward >= min_reward)
-            if not good or not messages or messages[-1].get("role") != "assistant":
+            if not good or not is_answered:
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from rl.cluster.host import HostLost, Process
 from rl.inference.replica import Replica, refuses_connections
-from rl.inference.routes import healthy
+from rl.inference.routes import is_healthy
 from rl.runtime.child import ending
 from rl.runtime.endpoint import Endpoint, restart_request
 from rl.runtime.folder import RunFolder
@@ -124,7 +124,7 @@ class Replicas:
         """Return whether a server of this run has served and does not answer any more."""
         if one.child is None or not one.ready:
             return False
-        return one.child.returncode is not None or not healthy(one.replica)
+        return one.child.returncode is not None or not is_healthy(one.replica)
 
     def _restart(self, one: WatchedReplica, what: str) -> None:
         name, others = one.replica.name, len(self._all) - 1
@@ -158,7 +158,7 @@ class Replicas:
         now = time.monotonic()
         if one.ready and now - one.answered_at < _HEALTH_EVERY_S:
             return None
-        if healthy(one.replica):
+        if is_healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
                 # A server that was just restarted may not have all routes yet.
                 again = one.replica.incarnation > 0 and now - one.started < _SILENT_S

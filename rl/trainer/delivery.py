@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
-from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
+from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
 from rl.learner.ranks import Ranks
 from rl.records import MicroBatch
 from rl.runtime.endpoint import request_restart
@@ -64,7 +64,7 @@ class Receivers:
     def new_replicas(self) -> list[VLLMRoutes]:
         """Return the healthy replicas that have received no push since their last start."""
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
-        fresh = [one for one in fresh if healthy(one)]
+        fresh = [one for one in fresh if is_healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]

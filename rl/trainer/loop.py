@@ -161,7 +161,7 @@ class TrainingRun:
 
         Every rank waits, because the next collective needs all ranks within wait_timeout.
         """
-        if not build(self.run.evaluation)().due(version, self.run.max_steps):
+        if not build(self.run.evaluation)().is_due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)

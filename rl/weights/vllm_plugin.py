@@ -33,7 +33,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 from vllm.platforms import current_platform
 
-from rl.inference.quick_start import start_quickly
+from rl.inference.quick_start import patch_cpu_start
 from rl.inference.server import STARTED_BY_RUN
 from rl.weights.transport import Reader, Weights, open_reader
 from rl.weights.vllm_proof import (
@@ -51,7 +51,7 @@ def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ:
         add_working_folder()
-    start_quickly()
+    patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
 

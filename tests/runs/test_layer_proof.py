@@ -253,16 +253,16 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
 def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
     from vllm.platforms import current_platform
 
-    from rl.inference.quick_start import start_quickly
+    from rl.inference.quick_start import patch_cpu_start
 
     platform, name = type(current_platform), "check_and_update_config"
     before = vars(platform)[name]
     monkeypatch.setattr(platform, name, before)  # restores it after the test
     monkeypatch.delenv(STARTED_BY_RUN, raising=False)
-    start_quickly()
+    patch_cpu_start()
     assert vars(platform)[name] is before
     monkeypatch.setenv(STARTED_BY_RUN, "1")
-    start_quickly()
+    patch_cpu_start()
     assert (vars(platform)[name] is not before) == current_platform.is_cpu()
 
 
@@ -274,7 +274,7 @@ def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(vllm_plugin, "start_quickly", lambda: None)
+    monkeypatch.setattr(vllm_plugin, "patch_cpu_start", lambda: None)
     monkeypatch.setattr(vllm_plugin.WeightTransferEngineFactory, "_registry", {})
     monkeypatch.delenv(STARTED_BY_RUN, raising=False)
     if is_ours:

@@ -15,7 +15,7 @@ from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
 from lab.evaluation.standalone import write_files
 from lab.evaluation.table import report
-from rl.evaluation.summary import Played, summarise
+from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Rollout
 from rl.runtime.folder import RunFolder
 
@@ -26,11 +26,11 @@ def rollout(reward: float | None, *messages, **known) -> Rollout:
     return Rollout(**{**facts, "reward": reward, **known})
 
 
-def played(*rollouts: Rollout, env: str = "mine", **info) -> Played:
-    return Played(Example(id=4, env=env, messages=[], info=info), rollouts)
+def played(*rollouts: Rollout, env: str = "mine", **info) -> PlayedExample:
+    return PlayedExample(Example(id=4, env=env, messages=[], info=info), rollouts)
 
 
-def written(folder: Path, *examples: Played) -> dict:
+def written(folder: Path, *examples: PlayedExample) -> dict:
     """Return the content of the page."""
     write_files(RunFolder(folder), examples, summarise(examples, 1.0), "my/model · python e.py")
     text = (folder / "rollouts.html").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkey
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
 
 
-def table(*examples: Played) -> str:
+def table(*examples: PlayedExample) -> str:
     console = Console(file=StringIO(), width=100)
     console.print(report(summarise(examples, 1.0), 1.0, "outputs/x"))
     return console.file.getvalue()

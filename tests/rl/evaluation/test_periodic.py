@@ -196,7 +196,7 @@ def test_no_rank_waits_for_a_cancelled_evaluation(tmp_path):
 
 
 def test_no_evaluation_is_never_due():
-    assert not any(NoEvaluation().due(version, 10) for version in range(11))
+    assert not any(NoEvaluation().is_due(version, 10) for version in range(11))
 
 
 def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):

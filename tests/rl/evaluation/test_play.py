@@ -12,7 +12,7 @@ import pytest
 from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
 from rl.evaluation.play import _examples_per_pool, choose_examples, play, write_rollouts
-from rl.evaluation.summary import Played, summarise
+from rl.evaluation.summary import PlayedExample, summarise
 from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
@@ -129,8 +129,8 @@ def rollout(reward: float | None, **known) -> Rollout:
     return Rollout(**{"rows": (), "reward": reward, "turns": 1, **facts, **known})
 
 
-def played(env: str, *rollouts: Rollout) -> Played:
-    return Played(Example(id=0, env=env, messages=[]), rollouts)
+def played(env: str, *rollouts: Rollout) -> PlayedExample:
+    return PlayedExample(Example(id=0, env=env, messages=[]), rollouts)
 
 
 def test_roles_of_an_example_are_not_compared_with_each_other():

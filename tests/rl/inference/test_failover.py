@@ -226,7 +226,7 @@ async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their
     client = VLLMClient(router, model="policy", timeout=5.0)
 
     async def timed():
-        async with clock.running():
+        async with clock.run():
             return await a_group(client, 3)
 
     async with client:

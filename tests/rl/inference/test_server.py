@@ -12,13 +12,13 @@ import pytest
 from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
-from rl.inference.routes import VLLMRoutes, healthy, wait_until_healthy
+from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
 from rl.inference.server import (
     ServedPolicy,
     VLLMServer,
     adapter_limits,
     only_replica,
-    serving,
+    run_vllm,
     vllm_process,
 )
 from rl.model.shape import shape_of
@@ -53,20 +53,20 @@ def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
     run_folder.path.mkdir()
     run_folder.set_model(tiny_model(folder))
     vllm = server(folder, *faults, startup_timeout=startup_timeout)
-    return serving(vllm, run_folder, POLICY)
+    return run_vllm(vllm, run_folder, POLICY)
 
 
 def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
     vllm_here = only_replica(RunFolder(tmp_path / "run"))
     with served(tmp_path) as vllm:
-        assert healthy(vllm_here)
+        assert is_healthy(vllm_here)
         vllm.set_version(3)
         prompt = render(tiny_renderer(), [{"role": "user", "content": "hi"}])
         scores = vllm.score("policy", prompt)
         vllm.pause()
         vllm.resume()
     assert len(scores) == len(prompt) - 1
-    assert not healthy(vllm_here)
+    assert not is_healthy(vllm_here)
     assert not (tmp_path / "run" / "sockets").exists()
 
 
@@ -100,7 +100,7 @@ def test_a_failed_start_quotes_the_log(tmp_path):
     began = time.monotonic()
     with (
         pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
-        serving(server(tmp_path), run_folder, POLICY),
+        run_vllm(server(tmp_path), run_folder, POLICY),
     ):
         pass
     assert time.monotonic() - began < 25  # before the deadline

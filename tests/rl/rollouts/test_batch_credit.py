@@ -11,7 +11,7 @@ from losses.advantages import group_mean, group_zscore
 from losses.advantages import none as no_baseline
 from rl.config.build import build
 from rl.records import Credit, Group, Rollout
-from rl.rollouts.batch_credit import credited, none, whiten
+from rl.rollouts.batch_credit import apply_batch_credit, none, whiten
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.truncation import keep
 from rl.runtime.failure import RunFailed
@@ -28,7 +28,10 @@ def of(*advantages: float) -> Credit:
 
 
 def numbers(groups: list[Group]) -> list[list[tuple[float, ...]]]:
-    return [[credit.advantages for credit in each.credits] for each in credited(groups, whiten)]
+    return [
+        [credit.advantages for credit in each.credits]
+        for each in apply_batch_credit(groups, whiten)
+    ]
 
 
 UNSCORED = Credit(None, (0.0,), trains=False)
@@ -90,7 +93,7 @@ def test_the_order_of_groups_and_rollouts_changes_nothing() -> None:
 
 def test_none_returns_the_same_credits() -> None:
     groups = [group(of(1.0), UNSCORED), group(MASKED)]
-    assert [g.credits for g in credited(groups, none)] == [g.credits for g in groups]
+    assert [g.credits for g in apply_batch_credit(groups, none)] == [g.credits for g in groups]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_none_returns_the_same_credits() -> None:
 )
 def test_a_batch_credit_of_another_shape_ends_the_run(wrong) -> None:
     with pytest.raises(RunFailed, match=r"instead of \[\[1, 1\], \[1\]\]: return one Credit"):
-        credited([group(of(1.0), of(2.0)), group(of(3.0))], wrong)
+        apply_batch_credit([group(of(1.0), of(2.0)), group(of(3.0))], wrong)
 
 
 def played(advantage, rewards: list[dict[str, float]], weights: dict[str, float]) -> list[Group]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
-from rl.evaluation.summary import Played, summarise
+from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.batch_metrics import batch_metrics
 
@@ -92,7 +92,7 @@ def test_a_batch_that_nobody_could_score_has_no_mean_reward():
 def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     groups = [*BATCH, group(rollout(1.0), rollout(1.0))]
     batch = batch_metrics(groups, step=4)
-    evaluated = summarise([Played(g.example, g.rollouts) for g in groups], 1.0).metrics()
+    evaluated = summarise([PlayedExample(g.example, g.rollouts) for g in groups], 1.0).metrics()
     shared = [n for n in evaluated if n.replace("eval/", "rollout/") in batch]
     assert len(shared) >= 6
     assert evaluated["eval/reward"] == batch["train/reward"]
@@ -119,7 +119,7 @@ def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counte
         "reward/form/turn_0/nonfinite": 2.0,
         "reward/form/turn_1": 1.0,
     }
-    evaluated = summarise([Played(played.example, played.rollouts)], 1.0).metrics()
+    evaluated = summarise([PlayedExample(played.example, played.rollouts)], 1.0).metrics()
     assert evaluated["eval/reward/form"] == 0.5
     assert evaluated["eval/reward/form/nonfinite"] == 2.0
 

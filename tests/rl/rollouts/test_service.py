@@ -156,7 +156,7 @@ async def test_over_tcp_the_service_answers_only_connections_that_begin_with_the
     folder.private.make_key()
     key, call = folder.private.key.read_bytes(), pack(Call(what="next_batch", step=0))
     question = HEADER.pack(len(call)) + call
-    async with service(tmp_path, [group(1.0)]).listening("127.0.0.1"):
+    async with service(tmp_path, [group(1.0)]).accept_ranks("127.0.0.1"):
         address = Endpoint.read(folder, "rollouts").address
 
         async def answers(beginning: bytes) -> bytes:
@@ -187,7 +187,7 @@ async def test_the_service_closes_while_a_rank_is_connected(tmp_path, monkeypatc
     RunFolder(tmp_path).private.make()
     link = RolloutsLink(RunFolder(tmp_path), rank=0)
     async with asyncio.timeout(5):
-        async with service(tmp_path, [group(1.0)]).listening():
+        async with service(tmp_path, [group(1.0)]).accept_ranks():
             await asyncio.to_thread(link.connect, 5.0)
             assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 

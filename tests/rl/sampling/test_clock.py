@@ -10,7 +10,7 @@ from tests.support.virtual_time import run_virtually
 
 async def waits(clock: Clock, seconds: float, *, after: float = 0.0) -> None:
     await asyncio.sleep(after)
-    with clock.paused():
+    with clock.pause():
         await asyncio.sleep(seconds)
 
 
@@ -18,7 +18,7 @@ async def waits(clock: Clock, seconds: float, *, after: float = 0.0) -> None:
 def test_the_clock_goes_on_when_the_last_of_several_waiting_turns_has_its_answer(after):
     async def left() -> float:
         clock = Clock(10.0)
-        async with clock.running():
+        async with clock.run():
             await asyncio.gather(waits(clock, 3.0), waits(clock, 8.0, after=after))
             await asyncio.sleep(4.0)
         return clock.left
@@ -31,7 +31,7 @@ def test_a_rollout_times_out_only_by_the_time_in_which_no_turn_waits():
         clock = Clock(2.0)
 
         async def episode() -> None:
-            async with clock.running():
+            async with clock.run():
                 await asyncio.gather(waits(clock, 30.0), waits(clock, 50.0))
                 await asyncio.sleep(60.0)
 
@@ -47,7 +47,7 @@ def test_the_remaining_time_is_that_of_all_blocks():
     async def left() -> float:
         clock = Clock(10.0)
         for seconds in (1.0, 2.0):
-            async with clock.running():
+            async with clock.run():
                 await asyncio.sleep(seconds)
             await asyncio.sleep(5.0)  # between two blocks the clock stands still
         return clock.left

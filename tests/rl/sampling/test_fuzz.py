@@ -14,7 +14,7 @@ from envs.tools import ToolError
 from lab.viewer.export import write_page
 from lab.viewer.index import RunIndex
 from rl.evaluation.play import write_rollouts
-from rl.evaluation.summary import Played
+from rl.evaluation.summary import PlayedExample
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.service import trained_line
@@ -98,7 +98,7 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
         json.loads(json.dumps(line), parse_constant=refuse)
         json.dumps(line, ensure_ascii=False).encode()
     examples = range(0, len(rollouts), 100)
-    played = [Played(replace(EXAMPLE, id=i), rollouts[i : i + 100]) for i in examples]
+    played = [PlayedExample(replace(EXAMPLE, id=i), rollouts[i : i + 100]) for i in examples]
     write_rollouts(folder / "rollouts.jsonl", played)
     index = RunIndex(RunFolder(folder))
     index.refresh()

@@ -135,4 +135,4 @@ def imitated(env, example):
         seed, max_seq_len, group_size = 0, 4096, 1
 
     sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
-    return main._expert(Run, sampler, env, tiny_renderer())("0", example)
+    return main._demonstrator(Run, sampler, env, tiny_renderer())("0", example)

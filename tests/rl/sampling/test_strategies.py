@@ -24,7 +24,7 @@ from rl.sampling.branch import Branch
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
-from rl.sampling.strategy import Independent, StartedGroup, Strategy, played
+from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support.composing import REPO
 from tests.support.scripted import (
     HI,
@@ -48,7 +48,7 @@ def made(strategy, rewards, size):
         asked.append((seed, hint))
         return made_up_rollout(rewards[seed], 1)
 
-    rollouts = asyncio.run(played(strategy, GROUP, play_one, size))
+    rollouts = asyncio.run(play_strategy(strategy, GROUP, play_one, size))
     return [rollout.reward for rollout in rollouts], asked
 
 

@@ -73,8 +73,9 @@ def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
     assert set(drawn) == {"0.5", "1.0"}
 
 
-def test_a_line_that_is_no_conversation_is_named(tmp_path):
-    path = written(tmp_path, line(assistant("good"), "stop"), {"prompt": "hi"})
+@pytest.mark.parametrize("odd", [{"prompt": "hi"}, {"messages": "hi"}, {"messages": {"a": 1}}])
+def test_a_line_that_is_no_conversation_is_named(tmp_path, odd):
+    path = written(tmp_path, line(assistant("good"), "stop"), odd)
     with pytest.raises(
         ValueError, match=r"rollouts.jsonl, line 2: write a JSON object with `messages`"
     ):

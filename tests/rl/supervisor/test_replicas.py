@@ -82,7 +82,7 @@ def fleet(tmp_path, monkeypatch) -> Fleet:
     (tmp_path / "r").mkdir()
     fleet = Fleet(RunFolder(tmp_path / "r"))
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.0)
-    monkeypatch.setattr(module, "healthy", lambda one: one.name in fleet.answering)
+    monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
     monkeypatch.setattr(module, "refuses_connections", lambda one: one.name in fleet.closed)
     assert fleet.look() is None
     assert fleet.statuses() == ["serving", "serving"]
