@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import as_hydra_config, resolved
+from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate
 from rl.config.shipped import CONF
 from rl.runtime.folder import RunFolder, step_of
@@ -59,7 +59,8 @@ class Run:
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((n, line) for n, path in files.items() for line in path.open())
+        found = {n: path for n, path in files.items() if path.is_file()}
+        lines = ((n, line) for n, path in found.items() for line in path.open())
         return _frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
@@ -86,7 +87,7 @@ class Run:
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
     """Return the configuration of conf/<config_name>.yaml with overrides as on a command line.
 
-    The current folder may have choices of its own in conf/. Raise ConfigError for unknown names.
+    conf/ of the current folder may contain more choices. Raise ConfigError for unknown names.
     """
     if os.getcwd() not in sys.path:  # makes modules of the current folder importable
         sys.path.append(os.getcwd())
@@ -95,7 +96,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
         with hydra.initialize_config_dir(str(CONF), version_base=None):
             config = hydra.compose(config_name, [*own, *overrides], return_hydra_config=True)
             with as_hydra_config(config):
-                return Config(list(overrides), resolved(config))
+                return Config(list(overrides), as_plain_dict(config))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain_hydra_error(error, list(overrides), config_name) from None
 
@@ -118,7 +119,7 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Play held-out examples, and return the rollouts. The options are those of evaluate.py.
+    """Sample rollouts of held-out examples and return them. The options are those of evaluate.py.
 
     sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
     """

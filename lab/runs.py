@@ -1,4 +1,4 @@
-"""Finds the runs in a folder, and splits a command line into folders and options."""
+"""Find the runs in a folder, and split a command line into folders and options."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -17,7 +17,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
-    grown: int = 0  # how often the sweep was extended before it got this job
+    grown: int = 0  # number of extensions of the sweep until it contained this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
@@ -40,8 +40,8 @@ def runs_at(path: Path) -> list[FoundRun]:
     return [FoundRun(run, read_overrides(run)) for run in runs]
 
 
-def started_as(program: str) -> str:
-    """Return how the user starts a program, such as `offbyone view` or `python view.py`."""
+def start_command(program: str) -> str:
+    """Return the command that starts a program here: `offbyone view` or `python view.py`."""
     by_command = "offbyone" in [Path(word).name for word in sys.orig_argv[:2]]
     return f"offbyone {program}" if by_command else f"python {program}.py"
 

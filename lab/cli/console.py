@@ -1,7 +1,7 @@
 """The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea
 
 It runs the same entry points as `python train.py` in a checkout. The current folder may have a
-folder conf/ with choices of its own, and Python modules that these choices name.
+folder conf/ with the user's own choices, and Python modules that these choices name.
 """
 
 import keyword

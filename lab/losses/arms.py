@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from torch import Tensor
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import resolved
+from lab.cli.launch import as_plain_dict
 from lab.losses.recorded import RecordedBatch, rollout_lines
 from losses.groups import ScoredGroup
 from losses.tokens import Tokens
@@ -171,7 +171,7 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
             lines = [f"hydra.searchpath=[{folders}]", *kept, *words]
             config = compose(flags.config_name or "train", lines, return_hydra_config=True)
             HydraConfig.instance().set_config(config)
-            return resolved(config)
+            return as_plain_dict(config)
     except HydraException as error:
         raise explain_hydra_error(error, words) from error
 

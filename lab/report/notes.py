@@ -8,7 +8,7 @@ import numpy as np
 from lab.report import statistics as st
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
-from lab.runs import started_as
+from lab.runs import start_command
 
 _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
@@ -43,7 +43,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
     if len(scores) > 1 and np.ptp(scores) == 0:
         yield (
             f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
-            f"rewards. Look at some rollouts ({started_as('view')} <a run>), then make the task "
+            f"rewards. Look at some rollouts ({start_command('view')} <a run>), then make the task "
             "easier or harder."
         )
     if scoring.measure == TRAINING:
