@@ -25,7 +25,7 @@ USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several runs. Keys:
 
   baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
-  until.smallest_effect=0.03   decide as if after every seed; adds the decision "equal within 0.03"
+  until.smallest_effect=0.03   decide after every seed; adds the decision "equal within 0.03"
   judged=3             number of last evaluations of each run to average (default: 1)
   out=report.html      the page, in the same folder as report.json, report.csv and figures/
                        (default: in the first FOLDER)

@@ -1,4 +1,4 @@
-"""The conclusion of a comparison in one or two sentences, and what its numbers rest on."""
+"""The conclusion of a comparison in one or two sentences, and a description of its data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return the smallest visible difference, and the seeds that the observed one needs."""
+    """Return which difference is probably detected, and the seeds that the observed one needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
@@ -100,6 +100,6 @@ def what_is_visible(comparison: Comparison) -> str:
 
 
 def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:
-    """Return the names of the arms, and with `by` their differences to the baseline."""
+    """Return the names of the arms. With `by`, add their differences to the baseline."""
     names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if by else r.arm.name for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

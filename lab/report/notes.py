@@ -1,4 +1,4 @@
-"""The notes of a report: what limits its conclusions."""
+"""Write the notes of a report, which say what limits its conclusions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,10 @@ def notes_on(
     scoring: Scoring, left_out: Sequence[tuple[Run, str]], is_sequential: bool
 ) -> Iterator[str]:
     """Yield the notes on the scores of all arms, and on the excluded runs."""
-    yield from _on_scores(scoring)
-    yield from _on_seeds(scoring, is_sequential)
+    yield from _notes_on_scores(scoring)
+    yield from _notes_on_seeds(scoring, is_sequential)
     runs = scoring.runs
-    yield from _on_code(runs)
+    yield from _notes_on_code(runs)
     unscored = [one for one in scoring.arms if one.num_unscored]
     if counts := [f"{a.arm.name} {a.num_unscored} of {a.num_rollouts}" for a in unscored]:
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
@@ -37,7 +37,7 @@ def notes_on(
         yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
 
 
-def _on_scores(scoring: Scoring) -> Iterator[str]:
+def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
     runs = scoring.runs
     scores = np.concatenate([one.scores.y.ravel() for one in scoring.arms])
     if len(scores) > 1 and np.ptp(scores) == 0:
@@ -77,7 +77,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
         yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
 
-def _on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
+def _notes_on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
     arms = scoring.arms
     if few := [one.arm.name for one in arms if not one.scores.resamples_seeds]:
         names = "every arm" if len(few) == len(arms) > 1 else ", ".join(few)
@@ -95,8 +95,8 @@ def _on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
         )
 
 
-def _on_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield which runs gave initial weights, and which commits and files of code differ."""
+def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield notes on runs that gave initial weights, and on differing commits and code files."""
     if parents := sorted({run.started_from for run in runs} - {""}):
         yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})

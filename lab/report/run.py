@@ -1,4 +1,4 @@
-"""Read one run for a report: its end, its settings, its curves, and its scores by question."""
+"""Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -80,8 +80,8 @@ class Run:
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # how often the sweep had grown when it got this run
-    unscored_share: float = 0.0  # of the rollouts of the last LAST_STEPS steps
+    grown: int = 0  # number of extensions of the sweep until it contained this run
+    unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
@@ -107,11 +107,11 @@ class Run:
 
     @property
     def questions(self) -> set[Question]:
-        """The questions of the last evaluation, empty for a run without evaluations."""
+        """The questions of the last evaluation, or an empty set without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged(self, num_judged: int) -> list[Evaluation]:
-        """Return the evaluations of the judged versions."""
+        """Return the evaluations of the judged versions (see `judged_versions`)."""
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
@@ -150,7 +150,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed", seed),
-        has_begun=folder.path.is_dir() or error is None,  # without an error: deleted
+        has_begun=folder.path.is_dir() or error is None,  # without error: deleted since
         cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
