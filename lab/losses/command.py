@@ -107,9 +107,9 @@ def _compare(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Compare two gradients [N] of the same tokens: the last columns of `COLUMNS`.
+    """Return the last columns of `COLUMNS`, which compare two gradients [N] of the same tokens.
 
-    They are NaN where both, or one, have no gradient.
+    The cosine and the norm are NaN if a gradient that they divide by is 0 for all tokens.
     """
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
@@ -120,7 +120,7 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
 
 
 def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
-    """Return what was compared, and how exactly the recorded gradients were repeated."""
+    """Return what was compared, and how far the run's own loss is from the recorded gradients."""
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     untrained = sum(batch.num_untrained for batch in batches)

@@ -26,7 +26,8 @@ Show the rollouts of a run, and what training recorded for every token:
     python view.py outputs/run step=120 export=page.html      one file to mail
 
     port=8000                the port; without it a free one is chosen
-    step=  source=  env=     a step or an evaluated version; training or evaluation; a name
+    step=120                 a training step, or the version of an evaluated policy
+    source=  env=            training or evaluation; the name of an environment
 """
 FILTERS = ("step", "source", "env")
 KEYS = ("port", "export", *FILTERS)

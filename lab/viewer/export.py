@@ -25,9 +25,9 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
-    """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
+    """Return the exported file as HTML. It shows `note`, which describes the chosen rollouts.
 
-    `chosen` has the index of each run, its name, and the row numbers of its rollouts to export.
+    `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
     Groups are exported whole, so that every rollout can be compared with its group.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The index of one run in memory: one row per rollout, updated from the run's files.
+"""Index one run in memory: one row per rollout, updated from the run's files.
 
     rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
 
@@ -26,7 +26,7 @@ _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _Rewritten(Exception):
-    """The error if a file was deleted or its earlier rows have changed."""
+    """Raised if a file was deleted or its earlier rows have changed."""
 
 
 class RunIndex:
@@ -115,7 +115,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     ]
     files = []
     for source, path in found:
-        with suppress(FileNotFoundError):  # a resumed run may have deleted the file, for example
+        with suppress(FileNotFoundError):  # for example, a resumed run has just deleted it
             stat = inside(path, run_folder.path).stat()
             step = 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.evaluation.served import chat_setting
-from lab.prompts.optimize import _teacher, optimize_prompt
+from lab.prompts.optimize import _reflection_policy, optimize_prompt
 from lab.prompts.settings import check_search
 from rl.config.build import build
 from rl.config.schema import ConfigError
@@ -189,7 +189,7 @@ def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, 
     options = LOCAL | {"reflection.max_seq_len": 512, "reflection.max_tokens": 256}
     overrides = endpoint.overrides(**options, output_dir=tmp_path)
     settings = check_search(composed(*overrides, primary="optimize_prompt"))
-    teacher = _teacher(settings)
+    teacher = _reflection_policy(settings)
     model = build(teacher.model)()
     folder = RunFolder(tmp_path)
     folder.set_model(model.prepare(tmp_path))

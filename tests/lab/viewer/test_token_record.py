@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
+from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, pieces, tokens_of, zero_reason
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
 from tests.support.viewed_run import TOKENIZER, add_update, copy_run
@@ -57,7 +57,7 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
     ],
 )
 def test_why_a_token_has_no_gradient(changes, flagged, reason):
-    assert no_gradient({**TOKEN, **changes}, flagged, PPO) == reason
+    assert zero_reason({**TOKEN, **changes}, flagged, PPO) == reason
 
 
 def test_only_sampled_tokens_have_numbers(run: RunFolder):
