@@ -1,9 +1,8 @@
 """offbyone from-toml file.toml: print the command for a TOML file of verifiers or prime-rl.
 
-The tables of docs/from-verifiers.md map each TOML key to overrides. Semicolons separate the clauses
-in their last column. A clause that begins with overrides, such as "`model=hf` and `model.path`", is
-translated. A clause "linear: `...`" applies only to that value. A column without a translated
-clause is printed.
+The tables of docs/from-verifiers.md map each TOML key to clauses, separated by semicolons. A clause
+that begins with overrides, such as "`model=hf` and `model.path`", is translated. A clause "linear:
+`...`" applies only to that value. If no clause of a key is translated, all are printed.
 """
 
 import re
@@ -40,7 +39,7 @@ def main(arguments: list[str]) -> str:
 
 def translate(text: str) -> str:
     """Return the command for a TOML file, and a line for each key that it leaves out."""
-    given = list(_leaves(tomllib.loads(text)))
+    given = list(_dotted_items(tomllib.loads(text)))
     sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
     name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
     overrides, notes = [], []
@@ -64,12 +63,12 @@ def translate(text: str) -> str:
     return "\n".join([command, *(f"# {note}" for note in notes)])
 
 
-def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each dotted key and its value. Tables of one array have the same keys."""
     for key, value in node.items():
         tables = value if isinstance(value, list) else [value]
         for table in tables if all(isinstance(table, dict) for table in tables) else ():
-            yield from _leaves(table, f"{path}{key}.")
+            yield from _dotted_items(table, f"{path}{key}.")
         if not any(isinstance(table, dict) for table in tables):
             yield f"{path}{key}", value
 

@@ -52,16 +52,15 @@ class Run:
     @property
     def metrics(self) -> "DataFrame":
         """One row per step, one column per metric. An evaluation has no rows."""
-        return _frame(read_metrics(self.folder))
+        return _as_frame(read_metrics(self.folder))
 
     @property
     def rollouts(self) -> "DataFrame":
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        found = {n: path for n, path in files.items() if path.is_file()}
-        lines = ((n, line) for n, path in found.items() for line in path.open())
-        return _frame([{"step": step, **json.loads(line)} for step, line in lines])
+        lines = ((n, line) for n, path in files.items() if path.is_file() for line in path.open())
+        return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
         """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
@@ -139,7 +138,7 @@ def _run_of(config: Config) -> Run:
     return load_run(Path(str(config["output_dir"]), str(config["run_name"])).absolute())
 
 
-def _frame(rows: Sequence[dict[str, Any]]) -> "DataFrame":
+def _as_frame(rows: Sequence[dict[str, Any]]) -> "DataFrame":
     from pandas import DataFrame  # imported here, because the import takes half a second
 
     return DataFrame(rows)

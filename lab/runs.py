@@ -24,15 +24,15 @@ def runs_at(path: Path) -> list[FoundRun]:
     """Return the jobs of a sweep's folder, the run of a run folder, or all runs below a folder."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
-        jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
-        folders = [RunFolder(Path(str(job.folder))) if job.folder else None for job in jobs]
-        described = [
-            (list(map(str, job.overrides)), None if job.error is None else str(job.error))
-            for job in jobs
-        ]
         return [
-            FoundRun(folder, *one, job.grown if isinstance(job.grown, int) else 0)
-            for folder, one, job in zip(folders, described, jobs, strict=True)
+            FoundRun(
+                folder=RunFolder(Path(str(job.folder))) if job.folder else None,
+                overrides=list(map(str, job.overrides)),
+                error=None if job.error is None else str(job.error),
+                grown=job.grown if isinstance(job.grown, int) else 0,
+            )
+            for job in sweep.records().values()
+            if isinstance(job.overrides, list)
         ]
     below = sorted(path.iterdir()) if path.is_dir() else []
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]

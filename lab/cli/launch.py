@@ -136,7 +136,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
 
         def start(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
-            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # new at each start
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # differs at each start
                 name = f"run_name=<a folder in {config.output_dir}>"
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):

@@ -109,7 +109,7 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return identity of a job -> its run folder, for jobs that did a step in an earlier start."""
+    """Return {identity of a job: its run folder} for jobs that did a step in an earlier start."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -141,7 +141,7 @@ def overrides_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Run the first seed of every arm before the second seed of any arm.
+    """Sort the overrides so that the first seed of every arm runs before the second of any.
 
     A sweep that is cut short can then still compare its arms.
     """

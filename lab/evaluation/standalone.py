@@ -24,7 +24,7 @@ from lab.evaluation.served import (
     serving_policy,
 )
 from lab.evaluation.settings import Evaluation, check_evaluation
-from lab.evaluation.table import dash_for_nan, report
+from lab.evaluation.table import replace_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import Played, Summary, summarise
@@ -52,7 +52,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
-            played = _run(_play(evaluation, run_folder, env, examples, console))
+            played = _run_coroutine(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
@@ -63,7 +63,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     return summary.reward
 
 
-def _run(work: Coroutine[Any, Any, list[Played]]) -> list[Played]:
+def _run_coroutine(work: Coroutine[Any, Any, list[Played]]) -> list[Played]:
     """Run a coroutine. If this thread has an event loop, as in a notebook, use another thread."""
     try:
         asyncio.get_running_loop()
@@ -117,7 +117,7 @@ def write_files(
         for rollout in one.rollouts
     ]
     run_folder.evaluated.write_text("".join(lines))
-    reward = dash_for_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
+    reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
 
 

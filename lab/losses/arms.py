@@ -55,7 +55,7 @@ class Arm:
 
     @property
     def changes(self) -> list[str]:
-        """The keys in which this arm differs from the run."""
+        """The keys in which this arm differs from the recorded run."""
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Arm:
         if self.run.kl["beta"] and tokens.ref_logprobs is None:
             raise ValueError(f"{self.name}: the run recorded no reference logprobs: leave kl out")
         if not self._is_unchanged("advantage"):
-            tokens = _with_advantages(batch, folder, self.run, self.name)
+            tokens = _recompute_advantages(batch, folder, self.run, self.name)
         weights = batch.weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
         objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
@@ -125,15 +125,14 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base)]
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise explain_hydra_error(error, list(words)) from error
     except TypeError as error:
         raise ValueError(
             f"{folder} is a run of an older version, without options that losses now read: train "
             "it again, or use the version that wrote it"
         ) from error
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(words))
-    except HydraException as error:
-        raise explain_hydra_error(error, list(words)) from error
     for override in parsed:
         key = override.get_key_element().lstrip("+~").split("@")[0].split(".")[0]
         if key not in CHANGEABLE:
@@ -163,7 +162,7 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     own += [path for path in homes if path.is_dir()]
     for path in (str(home), str(Path.cwd())):
         if path not in sys.path:
-            sys.path.append(path)  # the user's modules
+            sys.path.append(path)  # makes the user's modules importable
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
     keys = {word.partition("=")[0].split("@")[0] for word in words}
     before = read_overrides(folder)
@@ -193,7 +192,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
 
-def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
+def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
     """Return the tokens with the advantages that `run` computes from the recorded rewards.
 
     These are the rewards after truncation and reward shaping.

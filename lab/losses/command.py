@@ -69,7 +69,7 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
         raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60")
     chosen = [step for step in steps if int(first) <= step <= int(last or first)]
     if not chosen:
-        raise ValueError(f"steps={text}: the run recorded the steps {steps[0]} to {steps[-1]}")
+        raise ValueError(f"steps={text}: choose from the recorded steps {steps[0]} to {steps[-1]}")
     return chosen
 
 
@@ -83,7 +83,9 @@ def _compare(
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
-        raise ValueError(f"{folder} trained no token in the steps {steps[0]} to {steps[-1]}")
+        raise ValueError(
+            f"{folder} trained no token in steps {steps[0]} to {steps[-1]}: add others"
+        )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
     for arm in arms:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lab.evaluation.table import dash_for_nan, error_lines
+from lab.evaluation.table import error_lines, replace_nan
 from lab.prompts.describe import Task
 from rl.evaluation.summary import average, standard_error
 from rl.runtime.files import json_line, plain, write_whole
@@ -29,7 +29,7 @@ from rl.runtime.text import key_of
 PROMPT = "system_prompt.txt"
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the printed evaluate.py command uses this many times num_val examples
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command has this times num_val examples
 
 
 def prompt_fingerprint(prompt: str) -> str:
@@ -117,7 +117,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = dash_for_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: one example
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: one example
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [

@@ -238,7 +238,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the new prompt has more reward, over examples with two known rewards."""
+        """Return whether the new prompt scores higher on the examples that both prompts scored."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -154,7 +154,7 @@ def _states(
     ]
     p_values[at] = nan
     states = []
-    for gain, spread, p in zip(gains, spreads, st.holm_adjusted(p_values), strict=True):
+    for gain, spread, p in zip(gains, spreads, st.adjust_by_holm(p_values), strict=True):
         unknown = st.Interval(gain, nan, nan)
         states.append(State(unknown, 0.0, nan, st.decide(unknown, p), spread, p))
     return states

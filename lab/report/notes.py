@@ -30,7 +30,7 @@ def notes_on(
     if left_out:
         shown = [
             f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-            for why, runs in by_cause(left_out)[:_MAX_CAUSES]
+            for why, runs in group_by_cause(left_out)[:_MAX_CAUSES]
         ]
         yield f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
@@ -115,7 +115,7 @@ def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
+def group_by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
     """Return the excluded runs by cause, the most frequent cause first."""
     causes: dict[str, list[Run]] = defaultdict(list)
     for run, why in left_out:

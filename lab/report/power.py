@@ -16,7 +16,7 @@ def visible_difference(spread: Spread, factor: int = 1) -> float:
 
     `factor` is the largest number by which a p-value is multiplied.
     """
-    tail = 1 - ERROR / 2 / max(factor, 1)  # 0 without any comparison
+    tail = 1 - ERROR / 2 / factor
     num_standard_errors = sum(
         student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)
     )

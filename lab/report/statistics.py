@@ -239,7 +239,7 @@ def student_quantile(degrees_of_freedom: Any, probability: float) -> Any:
     return np.where(np.isinf(degrees_of_freedom), ndtri(probability), limited)[()]
 
 
-def holm_adjusted(p_values: Sequence[float]) -> list[float]:
+def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted for multiple tests (Holm 1979). NaN stays NaN."""
     known = sorted((p, index) for index, p in enumerate(p_values) if not np.isnan(p))
     adjusted, highest = list(p_values), 0.0

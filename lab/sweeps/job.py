@@ -76,8 +76,8 @@ def run_job(
         try:
             record.result = start(name, RunFolder(folder).has_results())
         except BaseException as error:
-            is_resumable = isinstance(_cause(error), Stopped | OutOfTime | KeyboardInterrupt)
-            record.state, record.error = WAITING if is_resumable else FAILED, _message(error)
+            is_resumable = isinstance(_cause_of(error), Stopped | OutOfTime | KeyboardInterrupt)
+            record.state, record.error = WAITING if is_resumable else FAILED, _message_of(error)
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
             elif not in_sweeps_process and isinstance(error, SystemExit):
@@ -96,7 +96,7 @@ def run_job(
 
 
 def is_done(record: JobRecord, max_steps: int) -> bool:
-    """Return True if the job is done with `max_steps` or more, and its run folder exists."""
+    """Return True if the job is done with at least `max_steps` steps, and its folder exists."""
     if record.state != DONE or record.folder is None:
         return False
     try:
@@ -107,14 +107,14 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
         return False
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause_of(error: BaseException) -> BaseException:
     """Return the error that caused a SystemExit, or `error` itself."""
     return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
 
 
-def _message(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it has none."""
-    cause = _cause(error)
+    cause = _cause_of(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED
     if isinstance(cause, KeyboardInterrupt):

@@ -107,8 +107,7 @@ class Progress:
         known = self.comparison.results if self.comparison else ()
         by_folder = {str(run.folder): result for result in known for run in result.arm.runs}
         for index, records in enumerate(self.done_by_arm[1:], 1):
-            results = (by_folder.get(str(record.folder)) for record in records)
-            result = next(filter(None, results), None)
+            result = next(filter(None, (by_folder.get(str(r.folder)) for r in records)), None)
             if result is None or result.decision == OPEN:
                 found[index] = (result and result.seeds_needed) or self._assumed_seeds
         return found

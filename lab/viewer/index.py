@@ -47,7 +47,7 @@ class RunIndex:
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
         self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
         self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> |gradient|
-        self._records: dict[Path, int] = {}  # modification time of each token file
+        self._records: dict[Path, int] = {}  # token file -> its modification time
 
     def gradient_sum(self, row: Row) -> float | None:
         """Return the sum of |gradient| over a rollout's tokens, or None without a token record."""

@@ -24,7 +24,7 @@ from rl.runtime.token_files import RecordedRow
 _MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
-NOT_TRAINED = "no rank has recorded this rollout: the step is not finished, or had no training data"
+NOT_TRAINED = "no trainer rank recorded this rollout: the step is unfinished or trained nothing"
 REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
@@ -129,7 +129,7 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
         bounds = ", ".join(f"{k}={v:g}" for k, v in options.items() if "clip" in k)
-        why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
+        why = f"ratio {ratio:.2f} and advantage {sign} 0: clipped ({', '.join(clips)}"
         return f"{why}; loss: {bounds})" if bounds else f"{why})"
     return "the objective does not change with the token's probability"
 
@@ -142,7 +142,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
     for number in ids:
         try:
             piece = stream.step(tokenizer, number)
-        except Exception:  # noqa: BLE001 the earlier bytes form no character
+        except Exception:  # noqa: BLE001 the bytes of earlier tokens form no character
             stream = DecodeStream(skip_special_tokens=False)
             piece = stream.step(tokenizer, number)
         shown.append(piece or "")

@@ -44,13 +44,13 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
         (
             {},
             ["clip_fraction", "clip_fraction_high"],
-            "ratio 1.31 and A > 0: clipped (clip_fraction, clip_fraction_high; loss: "
+            "ratio 1.31 and advantage > 0: clipped (clip_fraction, clip_fraction_high; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
         (
             {"advantage": -1.0, "ratio": 0.5},
             ["clip_fraction"],
-            "ratio 0.50 and A < 0: clipped (clip_fraction; loss: "
+            "ratio 0.50 and advantage < 0: clipped (clip_fraction; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
         ({}, ["trust"], "the objective does not change with the token's probability"),
