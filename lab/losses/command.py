@@ -83,9 +83,7 @@ def _compare(
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
-        raise ValueError(
-            f"{folder} trained no token in steps {steps[0]} to {steps[-1]}: add others"
-        )
+        raise ValueError(f"{folder} trained no token in these steps: choose others, steps=40..60")
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
     for arm in arms:

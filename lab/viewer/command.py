@@ -22,12 +22,11 @@ Show the rollouts of a run, and what training recorded for every token:
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
     python view.py outputs/sweeps/a-sweep             all of its runs
-    python view.py outputs/run step=120               only these rollouts
     python view.py outputs/run step=120 export=page.html      one file to mail
 
     port=8000                the port; without it a free one is chosen
-    step=120                 a training step, or the version of an evaluated policy
-    source=  env=            training or evaluation; the name of an environment
+    step=120                 only this training step, or this version of an evaluated policy
+    source=  env=            only training or evaluation; only this environment
 """
 FILTERS = ("step", "source", "env")
 KEYS = ("port", "export", *FILTERS)
