@@ -34,7 +34,7 @@ Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
-_OPTIONS = ("steps", "tokens", "out")
+_OPTIONS = ("steps=", "tokens=", "out=")
 
 
 def main(words: list[str]) -> int:
@@ -43,8 +43,8 @@ def main(words: list[str]) -> int:
         print(USAGE)  # noqa: T201
         return 0 if words else 2
     folder, *rest = words
-    options = dict(w.split("=", 1) for w in rest if w.split("=", 1)[0] in _OPTIONS)
-    arms = [word for word in rest if word.split("=", 1)[0] not in _OPTIONS]
+    options = dict(word.split("=", 1) for word in rest if word.startswith(_OPTIONS))
+    arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)  # wide enough for whole numbers in a file

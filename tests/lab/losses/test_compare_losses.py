@@ -183,6 +183,8 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
         (["loss=gspo", "steps=7"], "steps=7: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
         (["tokens=-1"], "tokens=-1: give the number of tokens"),
+        (["steps"], "steps cannot be read: write key=value"),
+        (["loss=[gspo"], "loss=[gspo cannot be read: write key=value"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
@@ -258,6 +260,8 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
     assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
     assert list(run.tokens(STEP + 1).columns) == []
+    run.folder.rollouts_of(STEP).unlink()
+    assert run.rollouts.empty
 
 
 def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
