@@ -4,7 +4,7 @@ To plan for other machines:    python plan.py +hosts=2 +gpus=8 +gpu_gib=80 model
 """
 
 from lab.cli.launch import Job, run_program
-from lab.plan import PRETENDED, show_plan
+from lab.plan import DESCRIBED, show_plan
 
 
 def main(job: Job) -> None:
@@ -13,4 +13,4 @@ def main(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    run_program(main, added=tuple(PRETENDED))
+    run_program(main, added=tuple(DESCRIBED))

@@ -43,9 +43,10 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     yield "GPUs", driver, device_problem(host, needs_vllm=True, several=several) or ""
     memory = f"{(host.free_memory or 0) / GIB:.0f} of {(host.memory or 0) / GIB:.0f} GiB are free"
     yield "memory", f"{memory}; offbyone plan shows what a run needs", ""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # -1: no limit
-    advice = f"at most {hard}: raise the hard limit (docs/troubleshooting.md, open files)"
-    yield "open files", f"at most {hard}", advice if 0 <= hard < _FEW_FILES else ""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = f"at most {hard}" if hard >= 0 else "no limit"
+    advice = f"{limit}: raise the hard limit (docs/troubleshooting.md, open files)"
+    yield "open files", limit, advice if 0 <= hard < _FEW_FILES else ""
     for name, folder in (("disk", Path.cwd()), ("cache", cache_folder().absolute())):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free

@@ -1,8 +1,8 @@
 """offbyone from-toml file.toml: print the command for a TOML file of verifiers or prime-rl.
 
-The tables of docs/from-verifiers.md are the mapping. In their last column, clauses are separated by
-semicolons. A clause that begins with overrides, such as "`model=hf` and `model.path`", is
-translated. A clause "linear: `...`" is only for that value. Other texts are printed as they are.
+The tables of docs/from-verifiers.md map each TOML key to clauses, separated by semicolons. A clause
+that begins with overrides, such as "`model=hf` and `model.path`", is translated. A clause "linear:
+`...`" applies only to that value. If no clause of a key is translated, all are printed.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any
 from rl.config.shipped import CONF, SHIPPED
 from rl.runtime.start_record import quoted
 
-# Documents of the page that are TOML files -> the command without the overrides of the file.
+# Section of the page, about one kind of TOML file -> the command, without overrides.
 _COMMANDS = {
     "prime-rl": ["offbyone", "train"],
     "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
@@ -28,26 +28,26 @@ _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)
 
 
 def main(arguments: list[str]) -> str:
-    """Return the command for the file that the arguments name, and what has no counterpart."""
+    """Return the command for the TOML file that the arguments name, and the keys it leaves out."""
     if len(arguments) != 1:
         sys.exit("usage: offbyone from-toml <file>")
     try:
-        return translated(Path(arguments[0]).read_text())
+        return translate(Path(arguments[0]).read_text())
     except (OSError, ValueError) as error:
         sys.exit(f"{arguments[0]} cannot be read: {error}")
 
 
-def translated(text: str) -> str:
+def translate(text: str) -> str:
     """Return the command for a TOML file, and a line for each key that it leaves out."""
-    given = list(_leaves(tomllib.loads(text)))
-    documents = _documents((SHIPPED / "docs" / "from-verifiers.md").read_text())
-    name = max(_COMMANDS, key=lambda name: sum(key in documents[name] for key, _ in given))
+    given = list(_dotted_items(tomllib.loads(text)))
+    sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
+    name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
     overrides, notes = [], []
     if is_mixture := [key for key, _ in given].count("env.id") > 1:
         notes = ["several environments: copy conf/env/three-tasks.yaml, and choose it with env="]
     for key, value in given:
         if not (is_mixture and key.startswith("env.")):
-            found, note = _translated(key, value, documents[name])
+            found, note = _translate_key(key, value, sections[name])
             overrides += found
             notes += [f"{key} = {value}: {note}"] if note else []
     if "env=verifiers" in overrides:
@@ -63,28 +63,28 @@ def translated(text: str) -> str:
     return "\n".join([command, *(f"# {note}" for note in notes)])
 
 
-def _leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each dotted key and its value. Tables of one array have the same keys."""
     for key, value in node.items():
         tables = value if isinstance(value, list) else [value]
         for table in tables if all(isinstance(table, dict) for table in tables) else ():
-            yield from _leaves(table, f"{path}{key}.")
+            yield from _dotted_items(table, f"{path}{key}.")
         if not any(isinstance(table, dict) for table in tables):
             yield f"{path}{key}", value
 
 
-def _documents(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
-    """Return document -> key -> all keys of the key's row, and the row's last column."""
-    documents = {}
+def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
+    """Return section -> key -> (all keys of the key's table row, last column of the row)."""
+    sections = {}
     for section in page.split("\n## ")[1:]:
         lines = [line.strip("|").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
         rows = [(re.findall(r"`([^`]+)`", keys), here.strip()) for keys, _, here in lines]
         found = {key: (keys, here) for keys, here in rows for key in keys}
-        documents[section.partition(":")[0]] = found
-    return documents
+        sections[section.partition(":")[0]] = found
+    return sections
 
 
-def _translated(
+def _translate_key(
     key: str, value: Any, rows: dict[str, tuple[list[str], str]]
 ) -> tuple[list[str], str]:
     """Return the overrides for one key of the file, and what the user must know about it."""
@@ -92,7 +92,7 @@ def _translated(
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
         return [f"env={name}"], f"env={name} is offbyone's own; env=verifiers takes the package"
     if key.startswith("inference.args.") and key not in rows:
-        return [f"+{key}={_hydra(value)}"], ""
+        return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:
         return [], "docs/from-verifiers.md does not name this key"
     keys, here = rows[key]
@@ -107,17 +107,17 @@ def _translated(
             (fixed if "=" in item[1] else named).append(item[1])
             at = item.end()
     if value is False and fixed and not is_condition_met:
-        return [], ""  # the row is about true
+        return [], ""  # the overrides of this row are for the value true
     if len(named) == len(keys):
         named = [named[keys.index(key)]]
-    chosen = [*fixed, *(f"{option}={_hydra(value)}" for option in named[:1])]
+    chosen = [*fixed, *(f"{option}={_as_hydra_value(value)}" for option in named[:1])]
     return chosen, "" if chosen else here
 
 
-def _hydra(value: Any) -> str:
+def _as_hydra_value(value: Any) -> str:
     """Return a value as Hydra's command line writes it."""
     if isinstance(value, list):
-        return f"[{','.join(map(_hydra, value))}]"
+        return f"[{','.join(map(_as_hydra_value, value))}]"
     if isinstance(value, bool | int | float):
         return str(value).lower()
     return quoted(str(value))

@@ -1,4 +1,4 @@
-"""The code of plan.py: shows devices and memory of a run, on this machine or on described ones."""
+"""Show the devices and memory of a run, on this machine or on machines that the user describes."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ _USUAL_RATES = {
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-PRETENDED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
+DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
     "hosts: Ray chooses them when the run starts. To plan for certain machines, describe them: "
@@ -38,13 +38,13 @@ def show_plan(config: dict[str, Any]) -> str:
 
     Args:
         config: composed configuration. Optional keys describe other machines than this one: their
-            number `hosts`, and the `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
+            number (`hosts`), and `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
 
     Raises:
         ConfigError: the configuration is not valid, or the machines are too small for the run.
     """
-    given = {key: config.pop(key) for key in PRETENDED if key in config}
-    machines = _imagined_hosts(**{**PRETENDED, **given}) if given else None
+    given = {key: config.pop(key) for key in DESCRIBED if key in config}
+    machines = _described_hosts(**{**DESCRIBED, **given}) if given else None
     resolved = resolve(config, machines)
     with DryCall([config]) as dry_call:
         dry_call.learned()
@@ -55,7 +55,7 @@ def show_plan(config: dict[str, Any]) -> str:
 
 
 def _rate_note(run: Run, sizes: Shape | None) -> str:
-    """Return a line with the learning rate of the run and the usual ones, or ""."""
+    """Return a line with the learning rate of the run and the usual rates, or "" if unknown."""
     rate = run.optim.get("learning_rate")
     if sizes is None or rate is None:
         return ""
@@ -67,7 +67,7 @@ def _rate_note(run: Run, sizes: Shape | None) -> str:
     return f"\nlearning rate: {rate:g}; usual for {trained}: {least:g} to {most:g}{far}"
 
 
-def _imagined_hosts(
+def _described_hosts(
     *, hosts: int, gpus: int, gpu_gib: float | None, host_gib: float | None, cores: int
 ) -> list[Host]:
     host = Host(

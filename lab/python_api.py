@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import as_hydra_config, resolved
+from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate
 from rl.config.shipped import CONF
 from rl.runtime.folder import RunFolder, step_of
@@ -52,15 +52,15 @@ class Run:
     @property
     def metrics(self) -> "DataFrame":
         """One row per step, one column per metric. An evaluation has no rows."""
-        return _frame(read_metrics(self.folder))
+        return _as_frame(read_metrics(self.folder))
 
     @property
     def rollouts(self) -> "DataFrame":
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((n, line) for n, path in files.items() for line in path.open())
-        return _frame([{"step": step, **json.loads(line)} for step, line in lines])
+        lines = ((n, line) for n, path in files.items() if path.is_file() for line in path.open())
+        return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
         """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
@@ -86,7 +86,7 @@ class Run:
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
     """Return the configuration of conf/<config_name>.yaml with overrides as on a command line.
 
-    The current folder may have choices of its own in conf/. Raise ConfigError for unknown names.
+    conf/ of the current folder may contain more choices. Raise ConfigError for unknown names.
     """
     if os.getcwd() not in sys.path:  # makes modules of the current folder importable
         sys.path.append(os.getcwd())
@@ -95,7 +95,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
         with hydra.initialize_config_dir(str(CONF), version_base=None):
             config = hydra.compose(config_name, [*own, *overrides], return_hydra_config=True)
             with as_hydra_config(config):
-                return Config(list(overrides), resolved(config))
+                return Config(list(overrides), as_plain_dict(config))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain_hydra_error(error, list(overrides), config_name) from None
 
@@ -118,7 +118,7 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Play held-out examples, and return the rollouts. The options are those of evaluate.py.
+    """Sample rollouts of held-out examples and return them. The options are those of evaluate.py.
 
     sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
     """
@@ -138,7 +138,7 @@ def _run_of(config: Config) -> Run:
     return load_run(Path(str(config["output_dir"]), str(config["run_name"])).absolute())
 
 
-def _frame(rows: Sequence[dict[str, Any]]) -> "DataFrame":
+def _as_frame(rows: Sequence[dict[str, Any]]) -> "DataFrame":
     from pandas import DataFrame  # imported here, because the import takes half a second
 
     return DataFrame(rows)

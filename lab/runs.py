@@ -1,4 +1,4 @@
-"""Finds the runs in a folder, and splits a command line into folders and options."""
+"""Find the runs in a folder, and split a command line into folders and options."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -17,22 +17,22 @@ class FoundRun:
     folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
-    grown: int = 0  # how often the sweep was extended before it got this job
+    grown: int = 0  # number of extensions of the sweep until it contained this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
     """Return the jobs of a sweep's folder, the run of a run folder, or all runs below a folder."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
-        jobs = [job for job in sweep.records().values() if isinstance(job.overrides, list)]
-        folders = [RunFolder(Path(str(job.folder))) if job.folder else None for job in jobs]
-        described = [
-            (list(map(str, job.overrides)), None if job.error is None else str(job.error))
-            for job in jobs
-        ]
         return [
-            FoundRun(folder, *one, job.grown if isinstance(job.grown, int) else 0)
-            for folder, one, job in zip(folders, described, jobs, strict=True)
+            FoundRun(
+                folder=RunFolder(Path(str(job.folder))) if job.folder else None,
+                overrides=list(map(str, job.overrides)),
+                error=None if job.error is None else str(job.error),
+                grown=job.grown if isinstance(job.grown, int) else 0,
+            )
+            for job in sweep.records().values()
+            if isinstance(job.overrides, list)
         ]
     below = sorted(path.iterdir()) if path.is_dir() else []
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
@@ -40,8 +40,8 @@ def runs_at(path: Path) -> list[FoundRun]:
     return [FoundRun(run, read_overrides(run)) for run in runs]
 
 
-def started_as(program: str) -> str:
-    """Return how the user starts a program, such as `offbyone view` or `python view.py`."""
+def start_command(program: str) -> str:
+    """Return the command that starts a program here: `offbyone view` or `python view.py`."""
     by_command = "offbyone" in [Path(word).name for word in sys.orig_argv[:2]]
     return f"offbyone {program}" if by_command else f"python {program}.py"
 

@@ -1,7 +1,7 @@
 """The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea
 
 It runs the same entry points as `python train.py` in a checkout. The current folder may have a
-folder conf/ with choices of its own, and Python modules that these choices name.
+folder conf/ with the user's own choices, and Python modules that these choices name.
 """
 
 import keyword
@@ -26,7 +26,7 @@ ENTRY_POINTS = {
     "optimize-prompt": "search for a better system prompt",
 }
 NEW = "new"
-# Module with a function main(arguments) that returns the text to print.
+# Subcommand -> (module whose main(arguments) returns the text to print, help text).
 FUNCTIONS = {
     "doctor": ("lab.doctor", "check this machine, and say what to install"),
     "from-toml": ("lab.from_toml", "print the command for a TOML file of verifiers or prime-rl"),
@@ -96,7 +96,7 @@ def copy_my_lab(arguments: list[str]) -> str:
         sys.exit(f"{folder} is a file or is not empty: choose another folder")
     caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")
     shutil.copytree(template, folder, ignore=caches, dirs_exist_ok=True)
-    for path in sorted(folder.rglob("*"), reverse=True):  # files before the folders that hold them
+    for path in sorted(folder.rglob("*"), reverse=True):  # rename files before their folders
         if path.is_file():
             path.write_text(path.read_text().replace(_TEMPLATE, package))
         path.rename(path.with_name(path.name.replace(_TEMPLATE, package)))

@@ -26,16 +26,16 @@ def explained_keys(*, _root_: DictConfig) -> str:
     assert isinstance(config, dict)
     del config["hydra"]
     lines = []
-    for key, value in _values(config):
+    for key, value in _dotted_values(config):
         lines += [f"{key}={value}", *_INDENTED.wrap(notes.get(key, ""))]
     return "\n".join(lines).replace("$", "$$")  # Hydra substitutes $NAME in the template
 
 
-def _values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:
+def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:
     """Yield each dotted key and its value as text, without `_target_`."""
     for key, value in node.items():
         if isinstance(value, dict) and value:
-            yield from _values(value, f"{path}{key}.")
+            yield from _dotted_values(value, f"{path}{key}.")
         elif key != "_target_":
             is_word = value is None or isinstance(value, bool)
             yield f"{path}{key}", json.dumps(value) if is_word else str(value)

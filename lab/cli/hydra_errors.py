@@ -1,4 +1,4 @@
-"""Explains an exception of Hydra in one sentence, and suggests the name that was probably meant.
+"""Explain an exception of Hydra in one sentence, and suggest the name that the user meant.
 
 Hydra's error names the unknown key, but not the existing keys. To find these, the configuration is
 composed again with only the group choices of the command line, such as loss=grpo.

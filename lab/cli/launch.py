@@ -44,7 +44,7 @@ def _shipped_path(path: str) -> str:
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     """Return `length`, but at most the number of positions that the model at `path` supports.
 
-    For a model on the hub, return `length`, because configurations are composed without a network.
+    For a model on the hub, return `length`, because a configuration is composed without a network.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -67,7 +67,7 @@ _SWEEP_PREFIXES = (
 class Job:
     """The configuration and the command line of one run."""
 
-    config: dict[str, Any]  # without interpolations: all are resolved
+    config: dict[str, Any]  # all interpolations are resolved
     overrides: list[str]  # the overrides of this run, as the user wrote them
     choices: dict[str, str]  # config group -> chosen file
     command: list[str]  # the command line without the overrides
@@ -76,12 +76,12 @@ class Job:
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the overrides of the command line.
 
-    There, `${hydra:...}` refers to the returned configuration, not to the running program's.
+    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
     """
-    return composed(HydraConfig.get(), [], name)
+    return compose_config(HydraConfig.get(), [], name)
 
 
-def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
+def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
     """Return the configuration `name` with these overrides.
 
     `chosen` is the `hydra` node of the program's configuration. If `name` is None, use its file.
@@ -89,7 +89,7 @@ def composed(chosen: Any, overrides: list[str], name: str | None = None) -> dict
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
-        return resolved(config)
+        return as_plain_dict(config)
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
         singleton.cfg = before
 
 
-def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return a plain dict without Hydra's keys, interpolations resolved. May raise ConfigError."""
+def as_plain_dict(config: DictConfig) -> dict[str, Any]:
+    """Resolve all interpolations. Return a dict without Hydra's keys, or raise ConfigError."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -117,8 +117,8 @@ def resolved(config: DictConfig) -> dict[str, Any]:
     return with_endpoints({str(key): value for key, value in plain.items()})
 
 
-def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Convert a function that takes a Job to one that takes a DictConfig, as @hydra.main calls."""
+def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
+    """Convert a function of a Job to a function of a DictConfig, which @hydra.main can call."""
 
     @wraps(function)
     def run(config: DictConfig) -> float | None:
@@ -136,14 +136,14 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
 
         def start(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
-            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a new name per start
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # differs at each start
                 name = f"run_name=<a folder in {config.output_dir}>"
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
                 config.update(changes)
             choices = {k: v for k, v in chosen.runtime.choices.items() if v is not None}
             job = Job(
-                config=resolved(config),
+                config=as_plain_dict(config),
                 overrides=list(chosen.overrides.task),
                 choices={k: v for k, v in choices.items() if not k.startswith("hydra/")},
                 command=command,
@@ -170,7 +170,7 @@ def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], floa
 
 
 def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
-    """Start a run and return its result. Print its errors, without a traceback if expected."""
+    """Start a run and return its result. Print errors; only unexpected ones with a traceback."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
@@ -197,7 +197,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     """
     program = arguments[0]
     start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
-    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # lab/cli/console.py started this
+    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # the user typed offbyone
         start = ["offbyone", typed[2]]
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
@@ -209,7 +209,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     return [*start, *chosen, *mode, *own]
 
 
-def options_first(arguments: list[str]) -> list[str]:
+def put_options_first(arguments: list[str]) -> list[str]:
     """Return the arguments with all overrides at the end, where Hydra's parser expects them."""
     overrides = get_args_parser().parse_intermixed_args(arguments).overrides
     rest = list(arguments)
@@ -218,10 +218,10 @@ def options_first(arguments: list[str]) -> list[str]:
     return [*rest, *overrides]
 
 
-def own_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments with the folder conf/ of the current folder on Hydra's search path.
+def add_conf_folder(arguments: list[str]) -> list[str]:
+    """Return the arguments with ./conf on Hydra's search path, if this folder exists.
 
-    If --config-dir names no folder here but a shipped one, such as sweeps, use the shipped folder.
+    If --config-dir does not exist here but is a shipped folder, such as sweeps, use that one.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
@@ -244,7 +244,7 @@ def run_program(
 ) -> None:
     """Call a function with the configuration that the command line composes; see `launch`."""
     composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
-    launch(composing(task(function)), primary, added)
+    launch(composing(as_hydra_task(function)), primary, added)
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
@@ -255,12 +255,12 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
     sys.path.append(os.getcwd())  # makes modules of the current folder importable
-    sys.argv[1:] = own_folder(options_first(sys.argv[1:]))
+    sys.argv[1:] = add_conf_folder(put_options_first(sys.argv[1:]))
     try:
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # exit flushes stdout
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED
@@ -268,7 +268,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
             print("\ninterrupted", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except RunFailed:
-        sys.exit(FAILED)  # `_start_printing_errors` has already printed the error
+        sys.exit(FAILED)  # `_start_printing_errors` has printed the error
     except Exception as error:
         if wants_traceback:
             raise

@@ -22,7 +22,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import BAD_CONFIG, command_of, composed, exit_with
+from lab.cli.launch import BAD_CONFIG, command_of, compose_config, exit_with
 from lab.sweeps.job import is_done
 from lab.sweeps.overview import print_unfinished, printing_changes, start_message
 from lab.sweeps.process import this_process
@@ -46,10 +46,10 @@ from rl.runtime.text import key_of, relative_path, say
 # Global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
 _DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
-_SEED = re.compile(r"seed=\d+")  # of jobs that differ only in the seed, only one is checked
+_SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed need only one check
 _UNFAIR = (
     "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
-    "harder examples and its training reward says little: add evaluation=default"
+    "harder examples, and training rewards cannot be compared: add evaluation=default"
 )
 Settings = dict[str, Any]
 
@@ -99,7 +99,7 @@ def _problems_of(
     `before`: the run folder of an earlier start of this job, or None if this is its first start.
     """
     try:
-        settings = composed(config.hydra, overrides)
+        settings = compose_config(config.hydra, overrides)
         check(settings)
     except ConfigError as error:
         return error.problems, None
@@ -109,7 +109,7 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return identity of a job -> its run folder, for jobs that did a step in an earlier start."""
+    """Return {identity of a job: its run folder} for jobs that did a step in an earlier start."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -126,14 +126,14 @@ def jobs_of(config: DictConfig) -> list[list[str]]:
 
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return []
-    lines = lines_of(config) + ["seed=0"] * bool(config.get("until"))
+    lines = overrides_of(config) + ["seed=0"] * bool(config.get("until"))
     loader = GlobalHydra.instance().config_loader()
     overrides = OverridesParser.create(loader).parse_overrides(lines)
     return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
-def lines_of(config: DictConfig) -> list[str]:
-    """Return the overrides of a sweep's jobs, with `until` all but its keys and the seed."""
+def overrides_of(config: DictConfig) -> list[str]:
+    """Return the overrides of a sweep. With until=decided, leave out `until` and the seeds."""
     params = (config.hydra.sweeper.params or {}).items()
     lines = [*(f"{key}={value}" for key, value in params), *config.hydra.overrides.task]
     left_out = ("until", "seed") if config.get("until") else ()
@@ -141,21 +141,21 @@ def lines_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Run the first seed of every arm before the second seed of any arm.
+    """Sort the overrides so that the first seed of every arm runs before the second of any.
 
     A sweep that is cut short can then still compare its arms.
     """
     sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
-        lines = lines_of(config)
+        lines = overrides_of(config)
         with read_write(config), open_dict(config):
-            # Hydra varies the last override fastest. Its sweeper puts `params` before `task`.
+            # Hydra varies the last override fastest, so put the seed first in one list.
             sweeper.params = None
             config.hydra.overrides.task = sorted(lines, key=lambda line: key_of(line) != "seed")
 
 
 def use_until(config: DictConfig) -> None:
-    """Let Hydra make the sweeper of until=decided; raise ConfigError if that is impossible."""
+    """Make Hydra use UntilDecided as its sweeper. Raise ConfigError if the sweep is unsuitable."""
     until, sweeper = OmegaConf.to_container(config.until), str(config.hydra.sweeper._target_)
     assert isinstance(until, dict)
     problems = []
@@ -174,7 +174,7 @@ def use_until(config: DictConfig) -> None:
         raise ConfigError(problems)
     from lab.sweeps.until import UntilDecided  # imports numpy, which other sweeps do not need
 
-    # Hydra makes only classes of its own packages, so this one takes the name of its base class.
+    # Hydra creates only sweepers of its own packages, so replace the basic one by its subclass.
     Plugins.instance().class_name_to_class[sweeper] = UntilDecided
 
 
@@ -200,7 +200,7 @@ class SweepStart(Callback):
             exit_with("this sweep cannot start", error, BAD_CONFIG)
         vary_seeds_last(config)
         with read_write(config), open_dict(config):
-            config.hydra.sweep.dir = str(folder)  # ${now:...} would give each job another folder
+            config.hydra.sweep.dir = str(folder)  # ${now:...} would differ between jobs
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again, numbers = rerun_command(sys.orig_argv, folder), job_numbers(sweep, jobs_of(config))
@@ -269,8 +269,7 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     # Keep joblib from setting OMP_NUM_THREADS to all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # These signals raise KeyboardInterrupt, the only exception after which the launcher ends its
-    # workers.
+    # Make signals raise KeyboardInterrupt, because joblib ends its workers only after this error.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)

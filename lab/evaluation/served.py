@@ -1,4 +1,4 @@
-"""Checks settings, locks the folder and starts vLLM, for programs that sample but do not train.
+"""Check settings, lock the folder and start vLLM, for programs that sample but do not train.
 
 evaluate.py and optimize_prompt.py use this module, which does not import torch.
 """
@@ -35,7 +35,7 @@ _VERSION = 0  # policy version of all tokens, because the weights never change
 _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
-def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
+def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
     """Return the checked settings, with the vLLM flags for the devices of this machine.
 
     Raises:
@@ -53,11 +53,11 @@ def prepared_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, A
 
 
 @contextmanager
-def locked_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
+def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        if found := list(run_folder_problems(settings.plain())):  # again, now under the lock
+        if found := list(run_folder_problems(settings.plain())):  # again, under the lock
             raise ConfigError(found)
         yield run_folder
 

@@ -1,7 +1,7 @@
 """The options of conf/evaluate.yaml, and the rules that refuse bad combinations.
 
-The prompt search (lab/prompts/settings.py) also uses `PolicySettings` and `checked_as`, because it
-samples a policy without training it, too.
+The prompt search (lab/prompts/settings.py) uses `PolicySettings` and `check_as`, because it also
+samples a policy without training it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -58,12 +58,12 @@ class Evaluation(PolicySettings):
     pass_threshold: float
 
 
-def checked(config: Config) -> Evaluation:
+def check_evaluation(config: Config) -> Evaluation:
     """Return the checked options of an evaluation. Raise ConfigError if a rule refuses them."""
-    return checked_as(Evaluation, without_training_keys(config))
+    return check_as(Evaluation, without_training_keys(config))
 
 
-def checked_as(kind: type[P], config: Config) -> P:
+def check_as(kind: type[P], config: Config) -> P:
     """Return the configuration as an object of class `kind`. Raise ConfigError if it is invalid."""
 
     def problems(config: Config) -> list[str]:
@@ -77,7 +77,7 @@ def without_training_keys(config: Config) -> Config:
     """Return the configuration without the keys that only training reads.
 
     With client=messages, an external server has the model, so `model` and `inference` become null.
-    A LoRA adapter in `model.path` moves to `adapter_path`, and its base model takes its place.
+    A LoRA adapter in `model.path` moves to `adapter_path`, and `model.path` becomes its base model.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
     client, model = config.get("client"), config.get("model")
@@ -89,7 +89,7 @@ def without_training_keys(config: Config) -> Config:
 
 
 def _needs_vllm(client: Config) -> bool:
-    """Return whether the client sends its requests to a vLLM that this program must start."""
+    """Return whether the client needs a vLLM, which this program must start."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
     except LookupError:  # `check` reports the wrong _target_ later
@@ -97,7 +97,7 @@ def _needs_vllm(client: Config) -> bool:
 
 
 def _evaluation_problems(config: Config) -> Iterator[str]:
-    """Yield a problem for each option that is of no use without training."""
+    """Yield the problems of options that a program without training cannot use."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
         yield f"an evaluation samples from the policy, but {sampler} does not: set sampler=async"

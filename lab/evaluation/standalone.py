@@ -18,13 +18,13 @@ from envs.protocol import Environment
 from lab.evaluation.served import (
     as_run_failures,
     chat_setting,
-    locked_run_folder,
-    prepared_settings,
+    lock_run_folder,
+    prepare_settings,
     record_start,
     serving_policy,
 )
-from lab.evaluation.settings import Evaluation, checked
-from lab.evaluation.table import dash_for_nan, report
+from lab.evaluation.settings import Evaluation, check_evaluation
+from lab.evaluation.table import replace_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import PlayedExample, Summary, summarise
@@ -45,14 +45,14 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         ConfigError: the configuration is not valid. No process was started.
         RunFailed: the evaluation ended early. The message is for the user.
     """
-    evaluation = prepared_settings(config, checked)
+    evaluation = prepare_settings(config, check_evaluation)
     console = Console()
     env: Environment = build(evaluation.env)()
-    with locked_run_folder(evaluation) as run_folder, as_run_failures():
+    with lock_run_folder(evaluation) as run_folder, as_run_failures():
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
-            played = _run(_play(evaluation, run_folder, env, examples, console))
+            played = _run_coroutine(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
@@ -63,7 +63,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     return summary.reward
 
 
-def _run(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
+def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
     """Run a coroutine. If this thread has an event loop, as in a notebook, use another thread."""
     try:
         asyncio.get_running_loop()
@@ -107,22 +107,22 @@ def write_files(
     run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
     """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
-    from lab.viewer.export import write_page  # late, because this import takes a second
+    from lab.viewer.export import write_page  # imported late, because this takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")
     lines = [
-        json_line({**evaluated_line(one, rollout), **_expected(one.example.info)})
+        json_line({**evaluated_line(one, rollout), **_expected_answer(one.example.info)})
         for one in played
         for rollout in one.rollouts
     ]
     run_folder.evaluated.write_text("".join(lines))
-    reward = dash_for_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
+    reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
 
 
-def _expected(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return the right answer in an example's info, or the whole info if it has no answer."""
+def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return {"expected": the answer in an example's info, or all of it}, or {} without info."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

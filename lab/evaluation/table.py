@@ -24,10 +24,8 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     for label in dict.fromkeys(label for column in cells for label in column):
         table.add_row(_as_text(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
-    passing = (
-        f"a rollout passes with reward >= {threshold:g}; ± is one standard error over examples"
-    )
-    lines.append(Text(passing, "dim"))
+    passes = f"a rollout passes if its reward is >= {threshold:g}"
+    lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
     lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
@@ -63,9 +61,9 @@ def _cells(summary: Summary) -> dict[str, str]:
     numbers |= {f"stop: {reason}": f"{share:.1%}" for reason, share in summary.stop_reasons.items()}
     if summary.num_scored < summary.num_rollouts:
         numbers["not scored"] = f"{summary.num_rollouts - summary.num_scored}"
-    return {label: dash_for_nan(text) for label, text in numbers.items()}
+    return {label: replace_nan(text) for label, text in numbers.items()}
 
 
-def dash_for_nan(text: str) -> str:
+def replace_nan(text: str) -> str:
     """Return the formatted number `text` with "-" instead of nan."""
     return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

@@ -1,9 +1,9 @@
-"""The losses to compare: the run's own, and those of the command line.
+"""Compose the losses to compare: the run's own, and those of the command line.
 
-    loss=gspo,dapo correction=none      two losses, composed with the run's own command line
+    loss=gspo,dapo correction=none      two arms, composed with the run's own command line
 
-An arm may change the keys of `CHANGEABLE`. All other keys cannot change the gradient of recorded
-tokens by log pi.
+An arm may change the keys of `CHANGEABLE`. No other key changes the gradient of the recorded tokens
+with respect to log pi, the trainer's logprobs.
 """
 
 import sys
@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from torch import Tensor
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import resolved
+from lab.cli.launch import as_plain_dict
 from lab.losses.recorded import RecordedBatch, rollout_lines
 from losses.groups import ScoredGroup
 from losses.tokens import Tokens
@@ -55,14 +55,14 @@ class Arm:
 
     @property
     def changes(self) -> list[str]:
-        """The keys in which this arm differs from the run."""
-        return [key for key in CHANGEABLE if not self._same(key)]
+        """The keys in which this arm differs from the recorded run."""
+        return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
         """Raise ValueError if this arm needs a quantity that the token record does not contain."""
         if Learned.of(self.run).compares_distributions:
-            raise ValueError(f"{self.name}: this loss compares distributions: it needs the model")
-        if not self._same("advantage"):
+            raise ValueError(f"{self.name}: a loss that compares distributions needs the model")
+        if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
                     f"{self.name}: this arm's batch credit would change new advantages: keep the "
@@ -77,37 +77,37 @@ class Arm:
                 )
         sees_batch = hasattr(component(self.run.loss), "statistics")
         is_whole = self.base.record.get("num_groups", 0) is None
-        if (sees_batch or not self._same("aggregation")) and not is_whole:
+        if (sees_batch or not self._is_unchanged("aggregation")) and not is_whole:
             raise ValueError(
-                f"{self.name}: this depends on the whole batch, but the run recorded only some of "
-                "its groups: train with record=all"
+                f"{self.name}: this arm depends on the whole batch, but the run recorded only some "
+                "of its groups: train with record=all"
             )
 
-    def _same(self, key: str) -> bool:
+    def _is_unchanged(self, key: str) -> bool:
         return getattr(self.run, key) == getattr(self.base, key)
 
     def gradient(
         self, batch: RecordedBatch, folder: RunFolder, beta: float
     ) -> tuple[float, Tensor]:
-        """Return the objective and its gradient [N] by log pi, summed over the recorded tokens.
+        """Return the objective of the recorded tokens, and its gradient [N] with respect to log pi.
 
-        `beta`: the weight of a KL penalty whose weight adapts, unless this arm sets its own.
+        `beta`: the recorded weight of the KL penalty. An arm with another `kl` does not use it.
         """
         tokens, kl = batch.tokens, build(self.run.kl)()
         if self.run.kl["beta"] and tokens.ref_logprobs is None:
             raise ValueError(f"{self.name}: the run recorded no reference logprobs: leave kl out")
-        if not self._same("advantage"):
-            tokens = _with_advantages(batch, folder, self.run, self.name)
-        weights = batch.weights if self._same("aggregation") else _weights(self.run, batch)
+        if not self._is_unchanged("advantage"):
+            tokens = _recompute_advantages(batch, folder, self.run, self.name)
+        weights = batch.weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
         objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
         objective = replace(objective, **schedules.options("", batch.step))
         objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
         if hasattr(loss, "statistics"):
-            statistics = loss.statistics(tokens).double()  # of all tokens, so of the batch
+            statistics = loss.statistics(tokens).double()  # `tokens` are the whole batch
             objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
-        if not self._same("kl"):
+        if not self._is_unchanged("kl"):
             beta = schedules.options("kl", batch.step).get("beta", kl.beta)
         loss, _ = objective.per_token(tokens, logprobs, tokens.entropies, beta)
         value = (weights.to(loss.dtype) * loss).sum()
@@ -117,7 +117,7 @@ class Arm:
 
 
 def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
-    """Return the run's own arm, and one arm per combination of the values in `words`.
+    """Return the run's own arm, and one arm per combination of the override values in `words`.
 
     Raises:
         ValueError: an override changes another key, or a loss is not usable.
@@ -125,12 +125,14 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base)]
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise explain_hydra_error(error, list(words)) from error
     except TypeError as error:
         raise ValueError(
             f"{folder} is a run of an older version, without options that losses now read: train "
             "it again, or use the version that wrote it"
         ) from error
-    parsed = OverridesParser.create().parse_overrides(list(words))
     for override in parsed:
         key = override.get_key_element().lstrip("+~").split("@")[0].split(".")[0]
         if key not in CHANGEABLE:
@@ -141,16 +143,16 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
         else [str(one.input_line)]
         for one in parsed
     ]
-    before = _composed(folder, []) if words else {}
+    before = _compose_run(folder, []) if words else {}
     for chosen in product(*values) if words else ():
-        config = _composed(folder, list(chosen))
+        config = _compose_run(folder, list(chosen))
         others = config.keys() - {*CHANGEABLE, "run_name"}
         ignored = sorted(key for key in others if config[key] != before.get(key))
         arms.append(Arm(" ".join(chosen), completed(split(config)), base, tuple(ignored)))
     return arms
 
 
-def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
+def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     """Return the run's configuration, composed again with these overrides."""
     record = read_record(folder)
     flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
@@ -160,7 +162,7 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     own += [path for path in homes if path.is_dir()]
     for path in (str(home), str(Path.cwd())):
         if path not in sys.path:
-            sys.path.append(path)  # the user's modules
+            sys.path.append(path)  # makes the user's modules importable
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
     keys = {word.partition("=")[0].split("@")[0] for word in words}
     before = read_overrides(folder)
@@ -171,13 +173,13 @@ def _composed(folder: RunFolder, words: list[str]) -> dict[str, Any]:
             lines = [f"hydra.searchpath=[{folders}]", *kept, *words]
             config = compose(flags.config_name or "train", lines, return_hydra_config=True)
             HydraConfig.instance().set_config(config)
-            return resolved(config)
+            return as_plain_dict(config)
     except HydraException as error:
         raise explain_hydra_error(error, words) from error
 
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:
-    """Return the token weights [N] by the run's aggregation over the recorded rollouts."""
+    """Return the token weights [N] that `run`'s aggregation gives the recorded rollouts."""
     rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
     groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
     counts = [torch.bincount(turns[rollouts == place]).tolist() for place in groups]
@@ -190,10 +192,10 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
 
-def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages of the recorded rewards by the run's advantage.
+def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
+    """Return the tokens with the advantages that `run` computes from the recorded rewards.
 
-    The rewards are those after truncation and shaping, as the run computed them.
+    These are the rewards after truncation and reward shaping.
     """
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
@@ -204,7 +206,7 @@ def _with_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: st
     advantage, numbers = component(run.advantage), dict[str, Any]()
     for members in groups.values():
         if any(line.get("turn_rewards") for line in members):
-            raise ValueError(f"{name}: the rewards by turn of this run cannot be weighted again")
+            raise ValueError(f"{name}: rewards by turn allow no new advantage: keep the run's own")
         rewards = [line["shaped_reward"] for line in members]
         group = ScoredGroup(
             rewards=rewards,

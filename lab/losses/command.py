@@ -34,7 +34,7 @@ Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
-_OPTIONS = ("steps", "tokens", "out")
+_OPTIONS = ("steps=", "tokens=", "out=")
 
 
 def main(words: list[str]) -> int:
@@ -43,8 +43,8 @@ def main(words: list[str]) -> int:
         print(USAGE)  # noqa: T201
         return 0 if words else 2
     folder, *rest = words
-    options = dict(w.split("=", 1) for w in rest if w.split("=", 1)[0] in _OPTIONS)
-    arms = [word for word in rest if word.split("=", 1)[0] not in _OPTIONS]
+    options = dict(word.split("=", 1) for word in rest if word.startswith(_OPTIONS))
+    arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)  # wide enough for whole numbers in a file
@@ -69,7 +69,7 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
         raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60")
     chosen = [step for step in steps if int(first) <= step <= int(last or first)]
     if not chosen:
-        raise ValueError(f"steps={text}: the run recorded the steps {steps[0]} to {steps[-1]}")
+        raise ValueError(f"steps={text}: choose from the recorded steps {steps[0]} to {steps[-1]}")
     return chosen
 
 
@@ -83,7 +83,7 @@ def _compare(
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
-        raise ValueError(f"{folder} trained no token in the steps {steps[0]} to {steps[-1]}")
+        raise ValueError(f"{folder} trained no token in these steps: choose others, steps=40..60")
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
     for arm in arms:
@@ -107,9 +107,9 @@ def _compare(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Compare two gradients [N] of the same tokens: the last columns of `COLUMNS`.
+    """Return the last columns of `COLUMNS`, which compare two gradients [N] of the same tokens.
 
-    They are NaN where both, or one, have no gradient.
+    The cosine and the norm are NaN if a gradient that they divide by is 0 for all tokens.
     """
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
@@ -120,7 +120,7 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
 
 
 def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
-    """Return what was compared, and how exactly the recorded gradients were repeated."""
+    """Return what was compared, and how far the run's own loss is from the recorded gradients."""
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     untrained = sum(batch.num_untrained for batch in batches)

@@ -1,4 +1,4 @@
-"""Write the HTML page of a comparison, on which the colour of a token shows its gradients."""
+"""Write the HTML page of a comparison. The colour of a token shows its gradient."""
 
 from collections.abc import Sequence
 from importlib.resources import files

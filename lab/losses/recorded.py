@@ -1,7 +1,7 @@
-"""The recorded tokens of an update, as the input of a token loss.
+"""Read the recorded tokens of an update as the input of a token loss.
 
-The gradient of a token loss by log pi needs only recorded numbers: log pi, mu, old and ref,
-entropies, advantages and token weights. N: tokens that were trained, S: their rows.
+The gradient of a token loss with respect to log pi needs only recorded numbers: the logprobs pi,
+mu, old and ref, entropies, advantages and token weights. N: trained tokens, S: their rows.
 """
 
 import json
@@ -36,7 +36,7 @@ class RecordedBatch:
     grads: Tensor  # [N] recorded d objective / d log pi
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
-    num_untrained: int  # recorded rows that no trainer rank trained
+    num_untrained: int  # number of recorded rows that no trainer rank trained
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -155,6 +155,6 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
-    """Return rollout id -> line of rollouts/*.jsonl of a step."""
+    """Return rollout id -> parsed line of the rollout file of a step."""
     lines = map(json.loads, folder.read(folder.rollouts_of(step)).splitlines())
     return {line["id"]: line for line in lines}

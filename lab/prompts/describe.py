@@ -1,4 +1,4 @@
-"""The rollouts of a search, and their descriptions for the reflection model."""
+"""Describe the rollouts of a prompt search for the reflection model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class Attempt:
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
-    """Return the system prompt that all examples have, from which the search starts.
+    """Return the system prompt that all examples share. The search starts from it.
 
     Raises:
         ValueError: the examples have no system prompt, or different system prompts.
@@ -91,6 +91,6 @@ def conversation(messages: Sequence[Message]) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Return a mapping or a list as JSON text. Otherwise GEPA formats it with headings."""
+    """Return a mapping or a list as JSON text, because GEPA would format it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

@@ -1,4 +1,4 @@
-"""Runs a prompt search: checks the options, starts servers, searches, prints the result.
+"""Run a prompt search: check the options, start servers, search, print the result.
 
 outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  metadata.json
                      config.yaml  rollouts.jsonl  reflections.jsonl  logs/{gepa,inference}.log
@@ -16,15 +16,15 @@ from envs.protocol import Environment
 from lab.evaluation.served import (
     as_run_failures,
     chat_setting,
-    locked_run_folder,
-    prepared_settings,
+    lock_run_folder,
+    prepare_settings,
     record_start,
     serving_policy,
 )
 from lab.evaluation.settings import PolicySettings
 from lab.prompts.describe import Task, check_columns, starting_prompt
 from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
-from lab.prompts.settings import PromptOptimization, checked
+from lab.prompts.settings import PromptOptimization, check_search
 from lab.prompts.teacher import Reflection
 from rl.config.build import build
 from rl.config.nodes import ModelNode
@@ -58,10 +58,10 @@ def optimize_prompt(
         ConfigError: the configuration is not valid. No process was started.
         RunFailed: the search ended early because of an error.
     """
-    settings = prepared_settings(config, checked)
+    settings = prepare_settings(config, check_search)
     console = Console()
     env: Environment = build(settings.env)()
-    with locked_run_folder(settings) as run_folder:
+    with lock_run_folder(settings) as run_folder:
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
@@ -72,7 +72,7 @@ def optimize_prompt(
             start = starting_prompt(env, [task.example for task in (*train, *validation)])
             best = run_folder.path / PROMPT  # exists if this start resumes a search
             start = best.read_text(encoding="utf-8")[:-1] if best.is_file() else start
-            _teacher(settings)  # downloads its model if necessary
+            _reflection_policy(settings)  # downloads the model if necessary
         record_start(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
@@ -123,8 +123,8 @@ def _examples(
     return train, validation
 
 
-def _teacher(settings: PromptOptimization) -> PolicySettings | None:
-    """Return the settings with which a vLLM serves `reflection.path`; None if it is null.
+def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
+    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null.
 
     Download the model if necessary. Raise ValueError if it cannot be served.
     """
@@ -158,10 +158,10 @@ def _search(
     validation: list[Task],
 ) -> "Search":
     """Start the servers, and return the finished search."""
-    from lab.prompts.search import Search  # late, because importing GEPA takes 0.25 s
+    from lab.prompts.search import Search  # imported late, because GEPA takes 0.25 s
 
     reflection: Reflection = build(settings.reflection)()
-    teacher, teacher_folder = _teacher(settings), RunFolder(run_folder.path / "teacher")
+    teacher, teacher_folder = _reflection_policy(settings), RunFolder(run_folder.path / "teacher")
     with ExitStack() as stack:
         stack.enter_context(serving_policy(settings, run_folder, console))
         if teacher is not None:
@@ -171,17 +171,17 @@ def _search(
         chats = AsyncExitStack()
         stack.callback(lambda: runner.run(chats.aclose()))
 
-        def connected(client: Any, setting: ChatSettings) -> Any:
+        def connect(client: Any, setting: ChatSettings) -> Any:
             return runner.run(chats.enter_async_context(client.connect(setting)))
 
         setting = chat_setting(settings, run_folder, env)
-        policy = connected(build(settings.client)(), setting)
+        policy = connect(build(settings.client)(), setting)
         client = reflection.client or build(settings.client)()
         if teacher is not None:
             setting = chat_setting(teacher, teacher_folder, env)
             client = RendererClient(on_rewrite="fork")
         sampler = reflection.sampler(setting.sampler)
-        reflecting = connected(client, replace(setting, sampler=sampler, has_turns=False))
+        reflecting = connect(client, replace(setting, sampler=sampler, has_turns=False))
         if reflection.client is not None:
             runner.run(reflecting.endpoint.check_access(reflecting.client))
         bar = Progress(console, settings.max_calls, "calls", done=_num_played(run_folder))

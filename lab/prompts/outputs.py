@@ -1,4 +1,4 @@
-"""The results of a prompt search: its files, and the last lines that it prints.
+"""Write the result files of a prompt search, and format the last lines that it prints.
 
 system_prompt.txt       the best prompt; env.system_prompt accepts the path of this file
 results.jsonl           one candidate per line, first the prompt at the start of the search
@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from lab.evaluation.table import dash_for_nan, error_lines
+from lab.evaluation.table import error_lines, replace_nan
 from lab.prompts.describe import Task
 from rl.evaluation.summary import average, standard_error
 from rl.runtime.files import json_line, plain, write_whole
@@ -29,7 +29,7 @@ from rl.runtime.text import key_of
 PROMPT = "system_prompt.txt"
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the printed evaluate.py command uses this many times num_val examples
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command has this times num_val examples
 
 
 def prompt_fingerprint(prompt: str) -> str:
@@ -53,12 +53,12 @@ class Candidate:
 
 
 def best_of(candidates: Sequence[Candidate]) -> int:
-    """Return the number of the candidate with the highest mean score; ties: the oldest one."""
+    """Return the number of the candidate with the highest mean score, the oldest of several."""
     return max(range(len(candidates)), key=lambda number: candidates[number].mean)
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """Return mean and standard error of (best prompt's score - first prompt's score)."""
+    """Return the mean and the standard error of (best prompt's score - first prompt's score)."""
     pairs = zip(candidates[0].scores, candidates[best_of(candidates)].scores, strict=True)
     differences = [a - b for b, a in pairs if a is not None and b is not None]
     return average(differences), standard_error([[difference] for difference in differences])
@@ -117,7 +117,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = dash_for_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # one example: no error
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: one example
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [

@@ -1,4 +1,4 @@
-"""Searches for a better system prompt with GEPA (arXiv:2507.19457; the package `gepa`).
+"""Search for a better system prompt with GEPA (arXiv:2507.19457; the package `gepa`).
 
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
@@ -38,7 +38,7 @@ COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map name
 
 
 class SearchEnded(BaseException):
-    """The error that ends a search. Not an Exception, because GEPA ignores those of a round."""
+    """The error that ends a search. Not an Exception, because GEPA catches every Exception."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Search:
         reflecting: the chat with the reflection model.
         runner: the event loop in which all requests of the search run.
         progress: counts all rollouts of the search, including those of earlier starts.
-        save: function that is called when another candidate was scored.
+        save: function that is called after each validation of a candidate.
         failures: error text -> number of rollouts without a reward.
     """
 
@@ -108,7 +108,7 @@ class Search:
 
         Raises:
             ValueError: the answer has no prompt. GEPA continues with the next round.
-            SearchEnded: the next answer would not be better.
+            SearchEnded: there is no answer, and a further request would not help.
         """
         question = str(prompt)  # a text, because GEPA passes a list only with images
         try:
@@ -206,7 +206,7 @@ class Search:
         self,
         batch: list[Task],
         candidate: dict[str, str],
-        capture_traces: bool = False,  # noqa: ARG002 always returned
+        capture_traces: bool = False,  # noqa: ARG002 traces are always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
         """Score a prompt on a batch. A rollout without a reward gets the mean of the others.
 
@@ -232,13 +232,13 @@ class Search:
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return the descriptions of the rollouts with a reward, for the reflection model."""
+        """Return descriptions, for the reflection model, of the rollouts with a reward."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
         shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the new prompt has more reward, on examples where both have a reward."""
+        """Return whether the new prompt scores higher on the examples that both prompts scored."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lab.evaluation.settings import Config, PolicySettings, checked_as, without_training_keys
+from lab.evaluation.settings import Config, PolicySettings, check_as, without_training_keys
 from rl.config.annotations import Node
 from rl.config.limits import value_of
 from rl.config.ranges import PositiveInt
@@ -25,13 +25,13 @@ class PromptOptimization(PolicySettings):
     resume: bool
 
 
-def checked(config: Config) -> PromptOptimization:
+def check_search(config: Config) -> PromptOptimization:
     """Return the checked options of a search. Raise ConfigError if a rule refuses them."""
     inference = config.get("inference")
     config = {**without_training_keys(config)}
-    if value_of(config, "reflection.path") is not None:  # for the reflection model's vLLM
+    if value_of(config, "reflection.path") is not None:  # the reflection model's vLLM needs it
         config |= {"inference": inference}
     if find_spec("gepa") is None:
         problem = "the package gepa, which optimizes prompts, is not installed: run `make install`"
         raise ConfigError([f"{problem} or `pip install gepa`"])
-    return checked_as(PromptOptimization, config)
+    return check_as(PromptOptimization, config)

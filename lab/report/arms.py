@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from lab.report.run import Run
 from rl.runtime.text import printable
 
-_MAX_KEYS = 3  # maximum number of settings in an arm's name
+_MAX_KEYS = 3  # maximum number of differing settings in an arm's label
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
-_BARE = ("true", "false", "null", "none")  # values that an arm's name shows as key=value
+_UNCLEAR = ("true", "false", "null", "none")  # an arm's name shows these values with their key
 DEFAULTS = "(defaults)"  # label of an arm without overrides
 
 
@@ -19,7 +19,7 @@ class Arm:
     label: str  # the arm's overrides, such as loss=cispo
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
-    choices: Mapping[str, str] = field(default_factory=dict)  # the settings that `name` shows
+    choices: Mapping[str, str] = field(default_factory=dict)  # settings in `name`: key -> value
 
     @property
     def finished(self) -> list[Run]:
@@ -34,7 +34,7 @@ class Arm:
 
     @property
     def num_looks(self) -> int:
-        """The number of looks at the results: 1, plus 1 per extension that added runs."""
+        """The number of looks at the results: one, and one more per extension that added runs."""
         return len({run.grown for run in self.runs})
 
 
@@ -46,13 +46,13 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         groups += [] if group else [group]
         group.append(run)
     firsts = [group[0] for group in groups]
-    items = _distinguishing(firsts)
+    items = _distinguishing_overrides(firsts)
     full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
     choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
     short = [name or label for name, label in zip(_names(choices), full, strict=True)]
-    cut = _MOST_CHARACTERS // 2  # long names lose their middle
+    cut = _MOST_CHARACTERS // 2
     short = [one if len(one) <= 2 * cut else f"{one[:cut]}…{one[1 - cut :]}" for one in short]
-    parts = zip(_unique(full), _unique(short), map(tuple, groups), choices, strict=True)
+    parts = zip(_make_unique(full), _make_unique(short), map(tuple, groups), choices, strict=True)
     return [Arm(*of_arm) for of_arm in parts]
 
 
@@ -73,7 +73,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 
 
-def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
+def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
     """Return the overrides that not all arms have, given the first run of each arm.
 
     Arms with equal overrides are distinguished by the settings that differ.
@@ -90,7 +90,7 @@ def _distinguishing(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return {last word of key: value} for each arm, or {} for all if their keys differ."""
+    """Return {last word of key: value} of each arm's overrides, or all {} if their keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
@@ -102,10 +102,10 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the values of each arm, with their keys where a value alone would be unclear."""
+    """Return a name per arm: its values, with their keys where a value alone is unclear."""
 
     def is_clear(key: str) -> bool:
-        return all(its[key][0].isalpha() and its[key] not in _BARE for its in choices)
+        return all(its[key][0].isalpha() and its[key] not in _UNCLEAR for its in choices)
 
     return [
         " ".join(value if is_clear(key) else f"{key}={value}" for key, value in its.items())
@@ -113,7 +113,7 @@ def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _make_unique(names: Sequence[str]) -> list[str]:
     """Return the names, with a number after each name that occurs several times."""
     return [
         f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name

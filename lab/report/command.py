@@ -17,7 +17,7 @@ from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, comp
 from lab.report.conclusion import basis, conclusion, what_is_visible
 from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
-from lab.runs import folders_and_options, started_as
+from lab.runs import folders_and_options, start_command
 from rl.runtime.text import printable
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
@@ -25,7 +25,7 @@ USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
 FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several runs. Keys:
 
   baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
-  until.smallest_effect=0.03   decide as if after every seed; adds the decision "equal within 0.03"
+  until.smallest_effect=0.03   decide after every seed; adds the decision "equal within 0.03"
   judged=3             number of last evaluations of each run to average (default: 1)
   out=report.html      the page, in the same folder as report.json, report.csv and figures/
                        (default: in the first FOLDER)
@@ -39,7 +39,7 @@ OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 def main(arguments: list[str]) -> int:
     """Write the report that the arguments request, and return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE.replace("python report.py", started_as("report")))  # noqa: T201
+        print(USAGE.replace("python report.py", start_command("report")))  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
     try:
         paths, options = folders_and_options(arguments, ("baseline", "judged", "out", EFFECT))

@@ -34,10 +34,10 @@ class ArmResult(ScoredArm):
     difference: st.Interval  # difference to the baseline's score
     p_value: float  # p-value of the difference, adjusted for the number of arms
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or "equal within ..." if sequential
-    undecided_if: str  # missing-data assumption that makes the result unclear, or ""
+    undecided_if: str  # assumption about missing data that changes the decision, or ""
     chance_better: float
-    visible_difference: float
-    # per arm if this sweep grows, None if unknown, infinite if no number suffices
+    visible_difference: float  # smallest true difference that is probably detected (power.py)
+    # seeds per arm that would decide this arm; None: unknown; infinite: no number suffices
     seeds_needed: float | None
     interquartile: st.Interval | None  # None with a single environment
 
@@ -66,7 +66,7 @@ class Comparison:
     scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
-    smallest_effect: float  # of the sequential decisions, 0 if each decision is made once
+    smallest_effect: float  # of the sequential decisions, 0 if decisions are not sequential
     left_out: tuple[tuple[Run, str], ...]  # excluded runs and the reasons
     notes: tuple[str, ...]  # warnings for the reader
 
@@ -110,7 +110,7 @@ def compare(
 
     `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
     or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
-    `smallest_effect`, decisions are as if sought after every seed (sequential.py).
+    `smallest_effect`, arms are decided after every seed (sequential.py).
     Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
@@ -140,9 +140,9 @@ def compare(
 def _states(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> list[State]:
-    """Compare all arms with arm `at`. The p-values are multiplied by `factors`, then adjusted.
+    """Compare each arm with arm `at`. p-values are multiplied by `factors` and adjusted by Holm.
 
-    If `effect` is not 0, tests are sequential. `unscored`: the number of arms without scores.
+    If `effect` is not 0, decisions are sequential. `unscored`: the number of arms without scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
@@ -154,7 +154,7 @@ def _states(
     ]
     p_values[at] = nan
     states = []
-    for gain, spread, p in zip(gains, spreads, st.holm_adjusted(p_values), strict=True):
+    for gain, spread, p in zip(gains, spreads, st.adjust_by_holm(p_values), strict=True):
         unknown = st.Interval(gain, nan, nan)
         states.append(State(unknown, 0.0, nan, st.decide(unknown, p), spread, p))
     return states
@@ -231,7 +231,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
         raise NothingToCompare(
             f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
             if runs
-            else "there is no run here: name the folder of a sweep or of runs (outputs/...)"
+            else "these folders contain no run: name the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
         # Prefer the first arm with evaluations, else the first arm with training rewards.
@@ -243,14 +243,14 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
-        raise NoBaseline(f"baseline={wanted} is no arm: choose one of {names}")
+        raise NoBaseline(f"baseline={wanted} is not an arm: choose one of {names}")
     if not chosen.finished:
         raise NoBaseline(f"baseline={wanted}: no run of this arm has finished, choose another arm")
     return chosen
 
 
 def _notes(results: Sequence[ArmResult]) -> list[str]:
-    """Return one note per assumption about missing data that decisions depend on."""
+    """Return one note per assumption about missing data that changes decisions."""
     names: dict[str, list[str]] = {}
     for result in results:
         names.setdefault(result.undecided_if, []).append(result.arm.name)

@@ -1,4 +1,4 @@
-"""The conclusion of a comparison in one or two sentences, and what its numbers rest on."""
+"""The conclusion of a comparison in one or two sentences, and a description of its data."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ def headline(comparison: Comparison) -> str:
     if better:
         clauses.append(f"{_names(better, by=True)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
-        clauses.append(f"{_names(worse, by=True)} {_are(worse)} worse than {name}")
+        clauses.append(f"{_names(worse, by=True)} {_is_or_are(worse)} worse than {name}")
     if equal:
         effect = f"within {comparison.smallest_effect:g}"
-        clauses.append(f"{_names(equal)} {_are(equal)} equal to {name} {effect}")
+        clauses.append(f"{_names(equal)} {_is_or_are(equal)} equal to {name} {effect}")
     if undecided:
         yet = " yet" if comparison.smallest_effect else ""
         clauses.append(f"{_names(undecided)} cannot be distinguished from {name}{yet}")
@@ -47,7 +47,7 @@ def headline(comparison: Comparison) -> str:
     return next((text for text in texts if len(text) <= _MOST_CHARACTERS), texts[-1])
 
 
-def _are(results: Sequence[ArmResult]) -> str:
+def _is_or_are(results: Sequence[ArmResult]) -> str:
     return "is" if len(results) == 1 else "are"
 
 
@@ -76,7 +76,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return the smallest visible difference, and the seeds that the observed one needs."""
+    """Return the smallest visible difference (power.py), and the seeds for the observed one."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
@@ -95,11 +95,11 @@ def what_is_visible(comparison: Comparison) -> str:
         needs = "more questions, not more seeds" if number == inf else f"{seeds} seeds of each arm"
         observed = f"the observed {result.difference.value:+.3g}"
         observed = f"0 or {effect:g}" if abs(result.difference.value) < effect else observed
-        texts.append(f"If {result.arm.name} truly differs by {observed}, that needs {needs}.")
+        texts.append(f"If {result.arm.name} truly differs by {observed}, a decision needs {needs}.")
     return " ".join(texts)
 
 
 def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:
-    """Return the names of the arms, and with `by` their differences to the baseline."""
+    """Return the names of the arms. With `by`, add their differences to the baseline."""
     names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if by else r.arm.name for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

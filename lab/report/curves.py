@@ -71,7 +71,7 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
     points, bands, measure = [], [], comparison.scoring.measure
     for arm in comparison.arms:
         drawn = [
-            (r, _thinned(r.held_out if measure == HELD_OUT else r.training.smoothed(LAST_STEPS)))
+            (r, _thin_out(r.held_out if measure == HELD_OUT else r.training.smoothed(LAST_STEPS)))
             for r in arm.runs
         ]
         points += [
@@ -103,7 +103,7 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
                "tokens": tokens, "score": score, "low": low, "high": high}  # fmt: skip
 
 
-def _thinned(curve: Curve) -> Curve:
+def _thin_out(curve: Curve) -> Curve:
     """Return at most MOST_POINTS points of the curve, including the first and the last point."""
     num_points = min(len(curve.steps), MOST_POINTS)
     return curve.at(np.linspace(0, len(curve.steps) - 1, num_points).round().astype(int))

@@ -1,8 +1,8 @@
-"""Alternative scores: assumptions about unscored rollouts and lost runs.
+"""Score all arms again under assumptions about unscored rollouts and lost runs.
 
-Rollouts and runs are rarely lost by chance: a long answer times out, a run that learns badly
-fails. Leaving them out can therefore favour an arm. So a decision about an arm must be the
-same under each assumption about the missing scores.
+Rollouts and runs are rarely lost by chance. Long answers time out, and runs that learn badly fail.
+Leaving them out can therefore favour an arm, so a decision about an arm must be the same under each
+assumption about the missing scores.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from lab.report.statistics import Scores
 
 
 def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
-    """Yield each assumption about missing data, if any, and all arms' scores under it."""
+    """Yield each assumption about the missing data, and the scores of all arms under it."""
     extremes = _extreme_rewards(scoring)
     if any(one.num_unscored for one in scoring.arms):
         for name, unscored in zip(("lowest", "highest"), extremes, strict=True):
@@ -29,11 +29,11 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
     if any(one.lost for one in scoring.arms):
         columns = scoring.questions or [REWARD]
         ordered = [run for one in scoring.arms for run in one.arm.runs]
-        lost = [[(r, _last_known(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
-        best = [[(r, _above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
+        lost = [[(r, _last_scores(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
+        best = [[(r, _scores_above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
         lower = "their last scores or the lowest reward"
         for name, added in ((lower, lost), ("scores above the best run's", best)):
-            # In the order of the runs, because sequential decisions depend on it.
+            # Keep the order of the runs, because sequential decisions depend on it.
             arms = [
                 sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0]))
                 for one, rows in zip(scoring.arms, added, strict=True)
@@ -53,7 +53,7 @@ def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, floa
     return lowest, highest
 
 
-def _last_known(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
+def _last_scores(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
     """Return the last scores of a lost run, with the lowest reward for unscored questions."""
     if scoring.measure == TRAINING:
         reward = run.training_reward
@@ -63,7 +63,7 @@ def _last_known(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Tabl
     return {question: known.get(question, lowest[question.env]) for question in scoring.questions}
 
 
-def _above_best(rows: Rows, columns: Sequence[Question]) -> Table:
+def _scores_above_best(rows: Rows, columns: Sequence[Question]) -> Table:
     """Return scores as far above the arm's best run as that run is above the arm's mean."""
     y = np.array([[table[column] for column in columns] for _, table in rows])
     best = y[y.mean(1).argmax()]

@@ -1,4 +1,4 @@
-"""The notes of a report: what limits its conclusions."""
+"""Write the notes of a report, which say what limits its conclusions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from lab.report import statistics as st
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
-from lab.runs import started_as
+from lab.runs import start_command
 
 _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
@@ -17,10 +17,10 @@ def notes_on(
     scoring: Scoring, left_out: Sequence[tuple[Run, str]], is_sequential: bool
 ) -> Iterator[str]:
     """Yield the notes on the scores of all arms, and on the excluded runs."""
-    yield from _on_scores(scoring)
-    yield from _on_seeds(scoring, is_sequential)
+    yield from _notes_on_scores(scoring)
+    yield from _notes_on_seeds(scoring, is_sequential)
     runs = scoring.runs
-    yield from _on_code(runs)
+    yield from _notes_on_code(runs)
     unscored = [one for one in scoring.arms if one.num_unscored]
     if counts := [f"{a.arm.name} {a.num_unscored} of {a.num_rollouts}" for a in unscored]:
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
@@ -30,20 +30,20 @@ def notes_on(
     if left_out:
         shown = [
             f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
-            for why, runs in by_cause(left_out)[:_MAX_CAUSES]
+            for why, runs in group_by_cause(left_out)[:_MAX_CAUSES]
         ]
         yield f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
         yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
 
 
-def _on_scores(scoring: Scoring) -> Iterator[str]:
+def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
     runs = scoring.runs
     scores = np.concatenate([one.scores.y.ravel() for one in scoring.arms])
     if len(scores) > 1 and np.ptp(scores) == 0:
         yield (
             f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
-            f"rewards. Look at some rollouts ({started_as('view')} <a run>), then make the task "
+            f"rewards. Look at some rollouts ({start_command('view')} <a run>), then make the task "
             "easier or harder."
         )
     if scoring.measure == TRAINING:
@@ -77,7 +77,7 @@ def _on_scores(scoring: Scoring) -> Iterator[str]:
         yield f"The runs are scored at different {name}s, so compare with care: {', '.join(texts)}."
 
 
-def _on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
+def _notes_on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
     arms = scoring.arms
     if few := [one.arm.name for one in arms if not one.scores.resamples_seeds]:
         names = "every arm" if len(few) == len(arms) > 1 else ", ".join(few)
@@ -95,8 +95,8 @@ def _on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
         )
 
 
-def _on_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield which runs gave initial weights, and which commits and files of code differ."""
+def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield notes on runs that gave initial weights, and on differing commits and code files."""
     if parents := sorted({run.started_from for run in runs} - {""}):
         yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})
@@ -115,7 +115,7 @@ def _on_code(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
-def by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
+def group_by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
     """Return the excluded runs by cause, the most frequent cause first."""
     causes: dict[str, list[Run]] = defaultdict(list)
     for run, why in left_out:

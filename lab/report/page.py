@@ -19,7 +19,7 @@ from lab.report.comparison import Comparison
 from lab.report.conclusion import basis, ended_early, headline, what_is_visible
 from lab.report.curves import curves
 from lab.report.forest import forest
-from lab.report.notes import by_cause
+from lab.report.notes import group_by_cause
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
@@ -56,7 +56,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         heads=[*comparison.arms[0].choices] or ["arm"],
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings_table(comparison),
-        failures=by_cause(comparison.left_out),
+        failures=group_by_cause(comparison.left_out),
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,

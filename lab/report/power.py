@@ -1,4 +1,4 @@
-"""The smallest visible difference, and the seeds that an observed difference needs."""
+"""Compute the smallest visible difference, and the seeds that an observed difference needs."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from math import inf
 
 from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
 
-POWER = 0.8  # statistical power at the smallest visible difference
+POWER = 0.8  # probability of detecting the smallest visible difference
 MOST_SEEDS = 1000  # a larger number of seeds is shown as "> 1,000"
-_LARGEST_COUNT = 10**7  # if so many seeds do not suffice, no number does
+_LARGEST_COUNT = 10**7  # if this many seeds do not suffice, no number of seeds does
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:
@@ -16,17 +16,17 @@ def visible_difference(spread: Spread, factor: int = 1) -> float:
 
     `factor` is the largest number by which a p-value is multiplied.
     """
-    tail = 1 - ERROR / 2 / max(factor, 1)  # 0 without any comparison
-    num_errors = sum(
+    tail = 1 - ERROR / 2 / factor
+    num_standard_errors = sum(
         student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)
     )
-    return spread.standard_error * float(num_errors)
+    return spread.standard_error * float(num_standard_errors)
 
 
 def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | None:
     """Return the seeds per arm that detect this true difference with probability POWER.
 
-    Return infinity if no number of seeds suffices: only more questions help then. Return None if
+    Return infinity if no number of seeds suffices, so that only more questions help. Return None if
     the number is unknown, or if the difference is 0.
     """
     if len(spread.seeds) < 2 or not difference:

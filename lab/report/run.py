@@ -1,4 +1,4 @@
-"""Read one run for a report: its end, its settings, its curves, and its scores by question."""
+"""Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -80,8 +80,8 @@ class Run:
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # how often the sweep had grown when it got this run
-    unscored_share: float = 0.0  # of the rollouts of the last LAST_STEPS steps
+    grown: int = 0  # number of extensions of the sweep until it contained this run
+    unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
     @property
@@ -107,11 +107,11 @@ class Run:
 
     @property
     def questions(self) -> set[Question]:
-        """The questions of the last evaluation, empty for a run without evaluations."""
+        """The questions of the last evaluation, or an empty set without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged(self, num_judged: int) -> list[Evaluation]:
-        """Return the evaluations of the judged versions."""
+        """Return the evaluations of the judged versions (see `judged_versions`)."""
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
@@ -127,8 +127,8 @@ def read_run(
 
     `folder` is None if a sweep's job failed before its folder existed. `error` is then the reason.
     """
-    meaningful = tuple(sorted(_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
-    seeds = [_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
+    meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
+    seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
     if folder is None:
         return Run(
@@ -136,22 +136,22 @@ def read_run(
             overrides=meaningful,
             seed=seed,
             has_begun=False,
-            cause=_readable(error or "it failed before its folder was created"),
+            cause=_make_readable(error or "it failed before its folder was created"),
         )
-    rows, settings, record = read_metrics(folder), _settings(folder), read_record(folder)
+    rows, settings, record = read_metrics(folder), _read_settings(folder), read_record(folder)
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)[-num_judged:]
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
-        name=_readable(folder.name),
+        name=_make_readable(folder.name),
         folder=folder.path,
         overrides=meaningful,
         config=config,
         seed=settings.get("seed", seed),
-        has_begun=folder.path.is_dir() or error is None,  # without an error: deleted
-        cause=_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
+        has_begun=folder.path.is_dir() or error is None,  # no error: it was deleted
+        cause=_make_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -159,8 +159,8 @@ def read_run(
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={version: read_evaluation(folder, version) for version in versions},
-        commit=_readable(str(record.get("commit") or "")),
-        started_from=_readable(folder.started_from),
+        commit=_make_readable(str(record.get("commit") or "")),
+        started_from=_make_readable(folder.started_from),
         code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
         unscored_share=mean_of(rows[-LAST_STEPS:], "rollout/errors") or 0.0,
@@ -168,25 +168,25 @@ def read_run(
     )
 
 
-def _readable(text: str) -> str:
+def _make_readable(text: str) -> str:
     """Return the shortened text without characters that JSON or the chart library rejects."""
     return printable(text)[:_LONGEST_TEXT]
 
 
-def _settings(folder: RunFolder) -> dict[str, Any]:
+def _read_settings(folder: RunFolder) -> dict[str, Any]:
     """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
-        return _flat(load_yaml(folder.read(folder.config)))
+        return _flatten(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
         return {}
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(node, Mapping):
         return {prefix: node}
     flat: dict[str, Any] = {}
     for key, value in node.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
     return flat
 
 

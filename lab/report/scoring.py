@@ -13,9 +13,9 @@ from lab.report.run import LAST_STEPS, Run
 from lab.report.statistics import Floats, Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
-FEWEST_SHARED = 0.5  # minimum share of the baseline's questions that a run must have
+FEWEST_SHARED = 0.5  # minimum share of the baseline's questions that a run must share
 _MOSTLY_UNSCORED = "most of its questions have no score"
-REWARD = Question("", "", "")  # key of the training reward in a table
+REWARD = Question("", "", "")  # key of the training reward in a Table
 
 Table = Mapping[Question, float]  # the scores of one run
 Rows = Sequence[tuple[Run, Table]]
@@ -60,12 +60,12 @@ class Scoring:
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     """Score the finished runs on the baseline's questions, else by their training reward.
 
-    A run is excluded if it was evaluated on, or has scores of, too few of these questions. A
+    Runs that answered too few of these questions, or have scores of too few, are excluded. A
     question is excluded if any of the remaining runs has no score for this question.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:
-        return _by_training_reward(arms)
+        return _score_by_training_reward(arms)
     reference = Counter(asked).most_common(1)[0][0]
     kept: list[tuple[Arm, Rows]] = []
     left_out: list[tuple[Run, str]] = []
@@ -88,16 +88,16 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     questions = tuple(sorted(reference.intersection(*tables)))
     if not any(arm is baseline for arm, _ in kept):
         why = f"most evaluation questions of {baseline.name} have no score"
-        return _by_training_reward(arms, why)
+        return _score_by_training_reward(arms, why)
     if not questions:
-        return _by_training_reward(arms, "no evaluation question has a score in every run")
+        return _score_by_training_reward(arms, "no evaluation question has a score in every run")
     lost = {run for run, why in left_out if why == _MOSTLY_UNSCORED}
     scored = tuple(_scored_arm(*one, questions, lost, num_judged) for one in kept)
     judged = _versions_in_words(every, num_judged)
     return Scoring(HELD_OUT, judged, scored, tuple(left_out), num_judged, questions)
 
 
-def _by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> Scoring:
+def _score_by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> Scoring:
     scored: list[ScoredArm] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
@@ -171,7 +171,7 @@ def as_range(numbers: Sequence[int]) -> str:
 def mean_scores(
     run: Run, num_judged: int, unscored: Mapping[str, float] | None = None
 ) -> dict[Question, float]:
-    """Return the mean score of each question over the judged versions, if all of them have one.
+    """Return the mean over the judged versions for each question that all of them scored.
 
     `unscored` is the reward of unscored rollouts in each environment. By default they are left out.
     """

@@ -3,23 +3,23 @@
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
 
-docs/report.md has the rule. Decisions may be sought after every seed, and stay.
+docs/report.md has the rule. An arm may be judged after every seed. Its first decision is final.
 
-Guaranteed if d_k is normal and V_k is known: the true difference is outside of any of the
-infinitely many intervals with probability alpha at most. A later mean contains the earlier one, and
-the noise of the questions is in both, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a
-Brownian motion with drift in the time 1 / V_k. Its noise crosses a + b / V_k with probability
-exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon 2020). With
-these a and b this is the test of 0 against +- delta by Wald (1945), so it is sharpest there. Every
-difference except +- delta / 2 is decided in the end, if there are enough questions.
+If d_k is normal and V_k is known, all of the infinitely many intervals contain the true difference
+with probability 1 - alpha or more. A later mean contains the earlier one, and the noise of the
+questions is in both, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a Brownian motion
+with drift in the time 1 / V_k. Its noise crosses a + b / V_k with probability exp(-2 a b) at most
+(Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon 2020). With
+a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against +- delta. Every
+difference except +- delta / 2 is decided if there are enough questions.
 
 alpha is ERROR divided by the number of open arms, a step-down test like that of Holm (1979). Of 0
 and |difference| >= delta only one can be true for an arm, so the chance of any false decision about
 any arm is ERROR at most.
 
-V_k is estimated, so the radius is Student's at the level of the normal radius. A level below
-alpha / (10 k (k + 1)) is raised to it, because few seeds cannot estimate smaller tails; this adds
-at most alpha / 30. benchmarks/sequential.py measures the errors.
+V_k is estimated, so the radius is the quantile of Student's t at the tail probability of the normal
+radius. That probability is at least alpha / (10 k (k + 1)), because few seeds cannot estimate
+smaller tails. This limit adds at most alpha / 30. benchmarks/sequential.py measures the errors.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ from lab.report.statistics import (
 
 @dataclass(frozen=True)
 class State:
-    """What is known about an arm at the look that decided about it, or at the last look."""
+    """What is known about an arm at the look that decided it, or else at the last look."""
 
     difference: Interval
     smallest_effect: float
@@ -58,9 +58,9 @@ class State:
 
     @property
     def seeds_needed(self) -> float | None:
-        """The seeds per arm that decide about it, None if unknown, infinite if no number does.
+        """The seeds per arm that would decide the arm; None if unknown, infinite if no number does.
 
-        The true difference is taken to be the observed one, or 0 if that is below the smallest
+        The true difference is assumed to be the observed one, or 0 if that is below the smallest
         effect. Differences near half of the smallest effect need more seeds.
         """
         if self.spread is None or self.decision != OPEN:
@@ -98,7 +98,7 @@ def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
 def decide_arms(
     scores: Sequence[Scores], at: int, smallest_effect: float, num_unscored: int = 0
 ) -> list[State]:
-    """Return the state of each arm, compared with arm `at`, as if decided after every seed.
+    """Return the state of each arm, compared with arm `at` after every seed.
 
     `num_unscored`: the number of further arms, which have no scores yet and are open.
     """
@@ -110,7 +110,7 @@ def decide_arms(
         base, num_open = scores[at].first(count), 0
         known = [(i, scores[i].first(count)) for i in is_open if scores[i].resamples_seeds]
         looks = [(i, float(one.y.mean() - base.y.mean()), spread_of(one, base)) for i, one in known]
-        while num_open != len(is_open):  # a decision leaves more of ERROR to the other arms
+        while num_open != len(is_open):  # each decision increases the other arms' share of ERROR
             num_open = len(is_open)
             for i, gain, spread in looks:
                 if i in is_open:

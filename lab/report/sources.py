@@ -18,8 +18,8 @@ class Sources:
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
-    smallest_effect: str  # of the first sweep with until=decided, "" without such a sweep
-    notes: list[str]  # warnings about unreadable folders and files, and what this sweep has decided
+    smallest_effect: str  # until.smallest_effect of the first sweep that has it, or ""
+    notes: list[str]  # unreadable folders and files, and which arms a sweep has decided
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:

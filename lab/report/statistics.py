@@ -8,9 +8,9 @@ are scaled to the variance V (Cameron, Gelbach, Miller 2011) and by t / z (Satte
 
     V = sum_a A_a + C - sum_a R_a     A  between the seeds of an arm: var_s(mean_q y) / S
                                       C  between questions: var_q(mean_s y, or its difference) / Q
-                                      R  noise that is in both: var(residual) / (S Q)
+                                      R  rollout noise, in A and in C: var(residual) / (S Q)
 
-docs/report.md explains why. Seeds are not resampled if an arm has fewer than FEWEST_SEEDS. Its
+docs/report.md explains why. If an arm has fewer than FEWEST_SEEDS, its seeds are not resampled. Its
 interval then lacks the variance between seeds, so the decision is OPEN.
 """
 
@@ -27,7 +27,7 @@ Floats: TypeAlias = NDArray[np.float64]
 NUM_DRAWS = 10_000
 LEVEL = 0.95  # confidence level of every interval
 ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
-FEWEST_SEEDS = 3  # with fewer seeds, the seeds of an arm are not resampled
+FEWEST_SEEDS = 3  # with fewer, the bootstrap does not resample the seeds of an arm
 BETTER, WORSE, OPEN, BASELINE = "better", "worse", "open", "baseline"
 EQUAL = "equal"  # a decision of lab/report/sequential.py
 
@@ -239,7 +239,7 @@ def student_quantile(degrees_of_freedom: Any, probability: float) -> Any:
     return np.where(np.isinf(degrees_of_freedom), ndtri(probability), limited)[()]
 
 
-def holm_adjusted(p_values: Sequence[float]) -> list[float]:
+def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted for multiple tests (Holm 1979). NaN stays NaN."""
     known = sorted((p, index) for index, p in enumerate(p_values) if not np.isnan(p))
     adjusted, highest = list(p_values), 0.0

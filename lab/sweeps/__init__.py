@@ -1,1 +1,1 @@
-"""Sweeps: resumable jobs, cores and GPUs for parallel jobs, and printed progress."""
+"""Run the jobs of a sweep: resume them, assign cores and GPUs, and print the progress."""

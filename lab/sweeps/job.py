@@ -4,7 +4,7 @@
 lab/cli/sweep.py has prepared the sweep's folder, the numbers of the jobs, and the slots.
 
 A job is identified by its overrides, not by its number. A resumed sweep therefore recognises
-its finished jobs even if their order, the seeds or the launcher have changed.
+its finished jobs even if their order, the number of seeds or the launcher has changed.
 """
 
 import os
@@ -34,7 +34,7 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import printable, say
 
-Start = Callable[[str, bool], float | None]  # arguments: run name, whether to resume
+Start = Callable[[str, bool], float | None]  # run name, whether to resume -> result
 
 
 def run_job(
@@ -76,12 +76,12 @@ def run_job(
         try:
             record.result = start(name, RunFolder(folder).has_results())
         except BaseException as error:
-            is_resumable = isinstance(_cause(error), Stopped | OutOfTime | KeyboardInterrupt)
-            record.state, record.error = WAITING if is_resumable else FAILED, _message(error)
+            is_resumable = isinstance(_cause_of(error), Stopped | OutOfTime | KeyboardInterrupt)
+            record.state, record.error = WAITING if is_resumable else FAILED, _message_of(error)
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
             elif not in_sweeps_process and isinstance(error, SystemExit):
-                raise RunFailed(record.error) from error  # SystemExit would end the other jobs
+                raise RunFailed(record.error) from error  # SystemExit would end other jobs, too
             else:
                 raise
         else:
@@ -96,25 +96,25 @@ def run_job(
 
 
 def is_done(record: JobRecord, max_steps: int) -> bool:
-    """Return True if the job has a run that reached `max_steps`."""
+    """Return True if the job is done with at least `max_steps` steps, and its folder exists."""
     if record.state != DONE or record.folder is None:
         return False
     try:
         folder = RunFolder(Path(record.folder))
-        done = load_yaml(folder.read(folder.config))
-        return done["max_steps"] >= max_steps
+        config = load_yaml(folder.read(folder.config))
+        return config["max_steps"] >= max_steps
     except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
         return False
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause_of(error: BaseException) -> BaseException:
     """Return the error that caused a SystemExit, or `error` itself."""
     return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
 
 
-def _message(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class if the message is empty."""
-    cause = _cause(error)
+def _message_of(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class if it has none."""
+    cause = _cause_of(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED
     if isinstance(cause, KeyboardInterrupt):

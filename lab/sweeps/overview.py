@@ -48,7 +48,7 @@ class Jobs:
         done = [record for record in self.records.values() if record.state == DONE]
         times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]
-        # A job interrupted during this start waits for the sweep's next start, so do not count it.
+        # A job that this start interrupted waits for the next start, so do not count it.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
         left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None
@@ -72,7 +72,7 @@ class Jobs:
 
 
 def read_jobs(sweep: SweepFolder) -> Jobs:
-    """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs step by step."""
+    """Return the jobs of the latest start; all jobs if the sweeper chooses by earlier results."""
     records, info = sweep.records(), sweep.read_info()
     numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
@@ -80,7 +80,7 @@ def read_jobs(sweep: SweepFolder) -> Jobs:
 
 
 def start_message(sweep: SweepFolder, command: str) -> str:
-    """Return the lines that a sweep prints at its start. `command` resumes the sweep."""
+    """Return the lines that a sweep prints at its start. `command`: how to resume the sweep."""
     jobs, info = read_jobs(sweep), sweep.read_info()
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
     if jobs.records:
@@ -128,7 +128,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
 
 
 def print_unfinished(sweep: SweepFolder, command: str) -> None:
-    """Print the number of unfinished jobs, if there are any, and the resuming `command`."""
+    """Print the number of unfinished jobs, if any, and `command`, which resumes the sweep."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]
     if left:

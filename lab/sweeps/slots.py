@@ -1,8 +1,8 @@
 """Slots: separate cores and GPUs for the jobs of sweeps that run in parallel on one machine.
 
-A process reserves a slot by locks on files that all sweeps of a user share, one file per device.
-The kernel releases the locks when the process ends. The process and its children use only the cores
-of the slot, which limit their number of threads (rl/inference/server.py, rl/trainer/loop.py).
+A process reserves a slot by locking files that all sweeps of a user share, one file per core or
+GPU. The kernel releases the locks when the process ends. The process and its children use only the
+cores of the slot, and start no more threads (rl/inference/server.py, rl/trainer/loop.py).
 """
 
 import fcntl
@@ -40,7 +40,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     num_jobs = launcher.get("n_jobs") or 0
     if kind not in ("JoblibLauncher", "LocalLauncher") or num_jobs == 1:
-        return []  # the jobs run one after another, or a scheduler assigns devices
+        return []  # the jobs run one after another, or a scheduler assigns cores and GPUs
     per_core, per_gpu = launcher.get("cpus_per_task") or 0, launcher.get("gpus_per_node") or 0
     for key, each, found in (("cpus_per_task", per_core, cores), ("gpus_per_node", per_gpu, gpus)):
         if each > len(found):
@@ -78,7 +78,7 @@ def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slo
             with ExitStack() as locks:
                 names = [*(f"core-{c}" for c in slot.cores), *(f"gpu-{g}" for g in slot.gpus)]
                 if all(_try_lock(locks, folder / name.replace("/", "-")) for name in names):
-                    with _confined_to(slot):
+                    with _confine_to(slot):
                         yield slot
                     return
         time.sleep(_TICK_S)
@@ -95,8 +95,8 @@ def _try_lock(locks: ExitStack, path: Path) -> bool:
 
 
 @contextmanager
-def _confined_to(slot: Slot) -> Iterator[None]:
-    """Restrict this thread and its future children to the devices of the slot."""
+def _confine_to(slot: Slot) -> Iterator[None]:
+    """Restrict this thread and its future children to the cores and GPUs of the slot."""
     cores, gpus = os.sched_getaffinity(0), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.sched_setaffinity(0, slot.cores)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)

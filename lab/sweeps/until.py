@@ -1,7 +1,8 @@
 """Add seeds to the arms of a sweep until each arm is decided (until=decided).
 
-docs/sweeps.md describes the rule. Each launch gets the first jobs that are not done, seed by seed,
-of the first arm and of the open arms. What is decided follows from the runs.
+An arm is decided if it is better than, worse than or equal to the first arm (docs/sweeps.md), else
+open. Each launch runs the next seeds of the first arm and of the open arms. A sweep that is resumed
+computes the decisions again from its finished runs.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,12 +29,12 @@ from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sw
 from rl.runtime.text import say
 from rl.terminal.panel import duration
 
-ASSUMED_SD = 0.02  # standard deviation between seeds before it is known; the default has 0.018
-MOST_FAILURES = 3  # a start of the sweep ends when so many jobs have failed
+ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run has 0.018
+MOST_FAILURES = 3  # so many failed jobs end this start of the sweep
 
 
 class UntilDecided(BasicSweeper):
-    """A Hydra sweeper that launches the basic sweeper's jobs with seed after seed."""
+    """A Hydra sweeper that launches each job of the basic sweeper with seeds 0, 1, 2, ..."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
@@ -55,7 +56,7 @@ class UntilDecided(BasicSweeper):
             sweep.write_info(sweep.read_info() | {"progress": state.text()})
             if not batch:
                 break
-            if state.comparison:  # its report contains the text
+            if state.comparison:  # the report prints the progress as a note
                 report([sweep.path], sweep.path / "report.html")
             else:
                 say(f"\n{state.text()}")
@@ -63,17 +64,17 @@ class UntilDecided(BasicSweeper):
             tried |= {identity(job) for job in batch}
             returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         for one in failed:
-            _ = one.return_value  # raises the error of the job
+            _ = one.return_value  # this property raises the error of the job
         return returns
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The decisions that follow from the finished runs, and the number of runs still expected."""
+    """Which arms the finished runs decide, and how many runs are still expected."""
 
     sweep: SweepFolder
     arms: list[list[str]]  # the overrides of each arm; the first arm is the baseline
-    size: int  # number of jobs at the same time
+    size: int  # number of jobs that run in parallel
     smallest_effect: float
     max_hours: float | None = None
 
@@ -85,7 +86,7 @@ class Progress:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The comparison of the arms, None while the first one has no score."""
+        """The comparison of the arms with the first arm, None until that arm has a score."""
         arms = arms_of(read_sources([self.sweep.path]).runs)
         first = arms[0].label if arms else ""
         try:
@@ -94,33 +95,33 @@ class Progress:
             return None
 
     @cached_property
-    def num_seeds(self) -> list[int]:
-        """The number of jobs of each arm that are done."""
-        return [sum({*identity(arm)} <= {*job} for job in self.done) for arm in self.arms]
+    def done_by_arm(self) -> list[list[JobRecord]]:
+        """The records of the jobs that are done, for each arm."""
+        arms = [{*identity(arm)} for arm in self.arms]
+        return [[r for job, r in self.done.items() if arm <= {*job}] for arm in arms]
 
     @cached_property
-    def open(self) -> dict[int, float]:
-        """The indices of the arms that are not decided -> the seeds that each is likely to need."""
+    def seeds_needed(self) -> dict[int, float]:
+        """The number of seeds that each open arm is likely to need, by the arm's index."""
         found: dict[int, float] = {}
         known = self.comparison.results if self.comparison else ()
-        for index, arm in enumerate(self.arms[1:], 1):
-            folders = {r.folder for job, r in self.done.items() if {*identity(arm)} <= {*job}}
-            its = (r for r in known if folders & {str(run.folder) for run in r.arm.runs})
-            result = next(its, None)
+        by_folder = {str(run.folder): result for result in known for run in result.arm.runs}
+        for index, records in enumerate(self.done_by_arm[1:], 1):
+            result = next(filter(None, (by_folder.get(str(r.folder)) for r in records)), None)
             if result is None or result.decision == OPEN:
-                found[index] = (result and result.seeds_needed) or self._assumed
+                found[index] = (result and result.seeds_needed) or self._assumed_seeds
         return found
 
     @property
-    def _assumed(self) -> float:
-        """The seeds that an arm is likely to need before the spread is known."""
+    def _assumed_seeds(self) -> float:
+        """The number of seeds that an arm needs if the standard deviation is ASSUMED_SD."""
         spread = Spread(((ASSUMED_SD**2, 1), (ASSUMED_SD**2, 1)), 0.0, 0.0, 0)
         error, unknown = ERROR / (len(self.arms) - 1), Interval(0.0, nan, nan)
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
-        """Yield the next jobs, without those that this start of the sweep has tried."""
-        wanted = [0, *(index for index, needed in self.open.items() if needed < inf)]
+        """Yield the next jobs, except those that this start of the sweep has `tried`."""
+        wanted = [0, *(index for index, needed in self.seeds_needed.items() if needed < inf)]
         for seed in count() if wanted[1:] else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):
                 if identity(job) not in self.done and identity(job) not in tried:
@@ -128,7 +129,7 @@ class Progress:
 
     @cached_property
     def seconds(self) -> tuple[float, float]:
-        """The mean seconds of a job that is done, and the seconds in which any of them ran."""
+        """The mean duration of the done jobs, and the time in which at least one of them ran."""
         times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done.values())
         ran, until = 0.0, 0.0
         for started, ended in times:
@@ -141,26 +142,25 @@ class Progress:
         return self.max_hours is not None and sum(self.seconds) > self.max_hours * 3600
 
     def text(self) -> str:
-        """Return what is decided, what is open, and how much is likely to be missing."""
-        num_others, (each, ran) = len(self.arms) - 1, self.seconds
-        text = f"{num_others - len(self.open)} of {num_others} arms decided"
-        if not self.open:
+        """Return which arms are open, and the runs and the time that they are likely to need."""
+        num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.seconds
+        text = f"{num_others - len(needed)} of {num_others} arms decided"
+        if not needed:
             return f"{text} by {len(self.done)} runs in {duration(ran)}."
-        names = labels(self.arms)
-        seeds = {index: self.num_seeds[index] for index in self.open}
-        text += f"; open: {', '.join(f'{names[i]} ({n} seeds)' for i, n in seeds.items())}"
-        if inf in self.open.values():
-            text += "; more seeds cannot decide about all of them, more questions can"
+        names, seeds = labels(self.arms), [len(records) for records in self.done_by_arm]
+        text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
+        if inf in needed.values():
+            text += "; more seeds cannot decide all of these arms, but more questions can"
         if self.is_time_spent:
             return f"{text}; until.max_hours={self.max_hours:g} is spent ({duration(ran)})."
-        likely = {i: max(n, seeds[i] + 1) for i, n in self.open.items() if n < inf}
+        likely = {i: max(n, seeds[i] + 1) for i, n in needed.items() if n < inf}
         most = max(likely.values(), default=0)
-        runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - self.num_seeds[0], 0)
+        runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - seeds[0], 0)
         text += f". Likely to be missing: {runs:.0f} runs"
         if not each:
             return (
-                f"{text} ({most:.0f} seeds of each arm, if seeds differ by {ASSUMED_SD}); their "
-                "time is known after the first run."
+                f"{text} ({most:.0f} seeds of each arm, if the standard deviation between seeds is "
+                f"{ASSUMED_SD}); their time is known after the first run."
             )
         left = runs * each / min(self.size, runs or 1)
-        return f"{text} of {duration(each)}, {duration(left)}."
+        return f"{text} of {duration(each)}, {duration(left)} in total."

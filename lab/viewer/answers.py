@@ -27,7 +27,7 @@ _MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, or all rows if the page's generation is outdated."""
+    """Return the rows from number `start` on, or all rows if files were rewritten (index.py)."""
     with index.lock:
         if generation != index.generation:
             start = 0
@@ -50,7 +50,7 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
     """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:
-        ensure_free(index.run_folder, patience_s=0)  # never wait, because a page polls every second
+        ensure_free(index.run_folder, patience_s=0)  # do not wait: the page polls every second
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
@@ -84,7 +84,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Return each rollout's token rows with their training record, or the reason for their absence.
 
-    The files of a step are read once: only the lines of a single rollout, or those of all.
+    The files of a step are read only once. For a single rollout, only its rows are read.
     """
     options, run = _loss_options(index), index.run_folder
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None

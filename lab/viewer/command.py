@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
-from lab.runs import folders_and_options, runs_at, started_as
+from lab.runs import folders_and_options, runs_at, start_command
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable, relative_path
 
@@ -22,11 +22,11 @@ Show the rollouts of a run, and what training recorded for every token:
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
     python view.py outputs/sweeps/a-sweep             all of its runs
-    python view.py outputs/run step=120               only these rollouts
     python view.py outputs/run step=120 export=page.html      one file to mail
 
     port=8000                the port; without it a free one is chosen
-    step=  source=  env=     a step or an evaluated version; training or evaluation; a name
+    step=120                 only this training step, or this version of an evaluated policy
+    source=  env=            only training or evaluation; only this environment
 """
 FILTERS = ("step", "source", "env")
 KEYS = ("port", "export", *FILTERS)
@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     """Run view.py with these arguments, and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
-        console.print(USAGE.replace("python view.py", started_as("view")), markup=False)
+        console.print(USAGE.replace("python view.py", start_command("view")), markup=False)
         console.print(printable(_list_of_runs()), markup=False)
         return 0
     try:
@@ -53,8 +53,8 @@ def _list_of_runs() -> str:
     runs = [run.folder.path for run in runs_at(Path("outputs")) if run.folder]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
-        return f"There are no runs in outputs/ yet: start one with {started_as('train')}."
-    listed = [f"    {started_as('view')} {relative_path(run)}" for run in runs[:20]]
+        return f"There are no runs in outputs/ yet: start one with {start_command('train')}."
+    listed = [f"    {start_command('view')} {relative_path(run)}" for run in runs[:20]]
     return "\n".join([f"The latest of {len(runs)} runs:", "", *listed])
 
 
@@ -65,7 +65,7 @@ def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
         found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
         if not found:
             what = "holds no run" if folder.is_dir() else "does not exist"
-            raise ValueError(f"{folder} {what}: {started_as('view')} lists the runs in outputs/")
+            raise ValueError(f"{folder} {what}: {start_command('view')} lists the runs in outputs/")
         runs |= {run.path.resolve(): run for run in found}
     names = [path.name for path in runs]
     names = names if len(set(names)) == len(names) else [str(path) for path in runs]

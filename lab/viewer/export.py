@@ -25,9 +25,9 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
-    """Return the HTML of the file. The page shows `note`, which describes the chosen rollouts.
+    """Return the exported file as HTML. It shows `note`, which describes the chosen rollouts.
 
-    `chosen` has the index of each run, its name, and the row numbers of its rollouts to export.
+    `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
     Groups are exported whole, so that every rollout can be compared with its group.
 
     Raises:
@@ -35,8 +35,8 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     """
     numbers = []
     for index, _, wanted in chosen:
-        groups = {_group(index.rows[n]) for n in wanted}
-        numbers.append([n for n, row in enumerate(index.rows) if _group(row) in groups])
+        groups = {_group_of(index.rows[n]) for n in wanted}
+        numbers.append([n for n, row in enumerate(index.rows) if _group_of(row) in groups])
     total = sum(map(len, numbers))
     if not total:
         raise ValueError("no rollout has the given step, source and env: give other values")
@@ -80,13 +80,13 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
     index.refresh()
     numbers = list(range(len(index.rows)))
     if len(numbers) > MOST_ROLLOUTS:
-        cut = _group(index.rows[MOST_ROLLOUTS])
-        numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group(index.rows[n]) != cut]
+        cut = _group_of(index.rows[MOST_ROLLOUTS])
+        numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group_of(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
     path.write_text(page([(index, run_folder.name, numbers)], note), encoding="utf-8")
 
 
-def _group(row: Row) -> tuple[str, int, int]:
+def _group_of(row: Row) -> tuple[str, int, int]:
     return row.source, row.step, row.group_id
 
 

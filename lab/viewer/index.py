@@ -1,4 +1,4 @@
-"""The index of one run in memory: one row per rollout, updated from the run's files.
+"""Index one run in memory: one row per rollout, updated from the run's files.
 
     rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
 
@@ -26,7 +26,7 @@ _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _Rewritten(Exception):
-    """The error if a file was deleted or its earlier rows have changed."""
+    """Raised if a file was deleted or its earlier rows have changed."""
 
 
 class RunIndex:
@@ -47,7 +47,7 @@ class RunIndex:
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
         self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
         self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> |gradient|
-        self._records: dict[Path, int] = {}  # modification time of each token file
+        self._records: dict[Path, int] = {}  # token file -> its modification time
 
     def gradient_sum(self, row: Row) -> float | None:
         """Return the sum of |gradient| over a rollout's tokens, or None without a token record."""
@@ -115,7 +115,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     ]
     files = []
     for source, path in found:
-        with suppress(FileNotFoundError):  # a resumed run may have deleted the file, for example
+        with suppress(FileNotFoundError):  # for example, a resumed run has just deleted it
             stat = inside(path, run_folder.path).stat()
             step = 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))

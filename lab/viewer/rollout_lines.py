@@ -1,6 +1,6 @@
 """Convert lines of rollout files to rows of the index.
 
-lines of a file -> RolloutLine -> a row: numbers to filter by, text to search
+line of a file -> RolloutLine -> Row, with numbers to filter by and text to search
 """
 
 import json
@@ -50,9 +50,9 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 
 
 class Row(RolloutLine):
-    """One row of the index: a line without its messages and versions, and what it is filtered by.
+    """One row of the index: a line without messages and versions, and more columns to filter by.
 
-    `advantage` is the mean over turns if each turn has one, and `error` says whether there is one.
+    `advantage` is the mean over turns if each turn has one. `error` is True if the rollout has one.
     """
 
     path: Path

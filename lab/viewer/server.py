@@ -2,8 +2,8 @@
 
 /<key>/ is the page, and /<key>/export returns one HTML file. runs, table, rollouts, tokens and
 search return JSON. Every user of this machine can reach the port, so every path begins with the
-key. The content security policy forbids requests to other hosts and scripts that are not modules
-of the page.
+key. The content security policy forbids requests to other hosts, and scripts of other origins or
+inside the HTML.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
-"""The tokens of one rollout: sampled values, training record, and reasons for zero gradients.
+"""Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
 is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old -
 log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
-`mismatch` contains the change by training. rl/runtime/token_files.py explains the other columns.
+`mismatch` also contains the change by training. rl/runtime/token_files.py explains more columns.
 """
 
 import math
@@ -24,7 +24,7 @@ from rl.runtime.token_files import RecordedRow
 _MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
-NOT_TRAINED = "no rank has recorded this rollout: the step is not finished, or had no training data"
+NOT_TRAINED = "no trainer rank recorded this rollout: the step is unfinished or trained nothing"
 REJECTED = "the rollout was rejected or dropped, so it was not trained on"
 
 
@@ -82,7 +82,7 @@ def _row(
         if not recorded.trained:
             return None if used else REJECTED
         flagged = [name for name, values in metrics.items() if values[i]]
-        return no_gradient({name: float(x[i]) for name, x in numbers.items()}, flagged, options)
+        return zero_reason({name: float(x[i]) for name, x in numbers.items()}, flagged, options)
 
     return {
         "row": recorded.row,
@@ -93,14 +93,14 @@ def _row(
         "mask": mask.tolist(),
         "turns": given["turns"].tolist(),
         "version": [v if v >= 0 else None for v in given["version"].tolist()],
-        "mu": _listed(given["mu"], mask),
-        **{name: _listed(values, mask) for name, values in numbers.items()},
-        "metrics": {name: _listed(values, mask) for name, values in metrics.items()},
+        "mu": _as_json_numbers(given["mu"], mask),
+        **{name: _as_json_numbers(values, mask) for name, values in numbers.items()},
+        "metrics": {name: _as_json_numbers(values, mask) for name, values in metrics.items()},
         "reason": [reason(i) for i in range(len(ids))],
     }
 
 
-def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
+def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
     """Return numbers for JSON with six digits, None outside the mask and for NaN and infinity."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
@@ -108,8 +108,8 @@ def _listed(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
     ]
 
 
-def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
-    """Return why a token has no gradient, or None if it has a gradient or none was recorded.
+def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
+    """Return why a token's gradient is 0, or None if it is not 0 or was not recorded.
 
     `flagged` names the token's nonzero loss metrics. `options` are the loss's numeric options.
     """
@@ -129,20 +129,20 @@ def no_gradient(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
         bounds = ", ".join(f"{k}={v:g}" for k, v in options.items() if "clip" in k)
-        why = f"ratio {ratio:.2f} and A {sign} 0: clipped ({', '.join(clips)}"
+        why = f"ratio {ratio:.2f} and advantage {sign} 0: clipped ({', '.join(clips)}"
         return f"{why}; loss: {bounds})" if bounds else f"{why})"
     return "the objective does not change with the token's probability"
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return the text of each token. If several tokens are one character, the last one gets it."""
+    """Return the text of each token. If several tokens form one character, the last gets it."""
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []
     for number in ids:
         try:
             piece = stream.step(tokenizer, number)
-        except Exception:  # noqa: BLE001 the bytes so far are not a character
+        except Exception:  # noqa: BLE001 the bytes of earlier tokens form no character
             stream = DecodeStream(skip_special_tokens=False)
             piece = stream.step(tokenizer, number)
         shown.append(piece or "")
@@ -154,10 +154,10 @@ def tokenizer_of(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, st
     with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
-            return _loaded(path), ""
+            return _load_tokenizer(path), ""
     return None, "token ids instead of text, because the run's tokenizer is missing"
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path) -> tokenizers.Tokenizer:
+def _load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(path))

@@ -34,3 +34,5 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     assert str(tmp_path / "not" / "made") in problems["cache"]
     with pytest.raises(SystemExit, match="set CXX"):
         doctor.main([])
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, -1))
+    assert ("open files", "no limit", "") in list(doctor.checks(Host()))

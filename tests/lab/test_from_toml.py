@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lab.cli import console
-from lab.from_toml import translated
+from lab.from_toml import translate
 from rl.config.check import check
 from tests.support.composing import composed
 
@@ -112,27 +112,27 @@ max_calls = 40
     ids=["prime-rl", "vf-rl", "hosted", "gepa"],
 )
 def test_each_key_is_translated_or_named_with_the_reason(text, command, noted):
-    first, *notes = translated(text).splitlines()
+    first, *notes = translate(text).splitlines()
     assert shlex.split(first) == shlex.split(command, posix=False)
     assert [re.split(" = |: ", note.removeprefix("# "))[0] for note in notes] == noted
 
 
 @pytest.mark.parametrize("text", [PRIME, HOSTED.replace("unknown", "arithmetic")])
 def test_the_translated_command_passes_the_check(text, tmp_path):
-    _, _, *overrides = shlex.split(translated(text).splitlines()[0])
+    _, _, *overrides = shlex.split(translate(text).splitlines()[0])
     overrides = [item for item in overrides if not item.startswith(("env.", "inference.devices"))]
     check(composed(*overrides, f"output_dir={tmp_path}"))
 
 
 def test_truncated_answers_that_are_masked_and_zeroed_have_one_choice():
     text = PRIME.replace("mask_truncated_completions = false", "mask_truncated_completions = true")
-    assert "truncation=mask_zero" in translated(text)
-    assert "truncation=mask " not in translated(text)
+    assert "truncation=mask_zero" in translate(text)
+    assert "truncation=mask " not in translate(text)
 
 
 def test_several_environments_are_left_to_a_file_of_the_user():
     text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.5\n'
-    assert translated(text).splitlines() == [
+    assert translate(text).splitlines() == [
         "offbyone train",
         "# several environments: copy conf/env/three-tasks.yaml, and choose it with env=",
     ]

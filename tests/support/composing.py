@@ -11,7 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from lab.cli.launch import resolved
+from lab.cli.launch import as_plain_dict
 from rl.config.check import check, check_learned
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
@@ -38,7 +38,7 @@ def composed(
         search = f"hydra.searchpath=[file://{CONF}{own}]"
         config = compose(primary, [search, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)
-        return resolved(config)
+        return as_plain_dict(config)
 
 
 def learned(**known: Any) -> dict[str, Any]:

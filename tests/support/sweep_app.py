@@ -23,7 +23,7 @@ from pathlib import Path
 import hydra
 from omegaconf import OmegaConf
 
-from lab.cli.launch import Job, launch, task
+from lab.cli.launch import Job, launch, as_hydra_task
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics
@@ -31,7 +31,7 @@ from rl.runtime.stop_request import Stopped, stopped_by_signals
 
 
 @hydra.main(version_base=None, config_path=".", config_name="app")
-@task
+@as_hydra_task
 def main(job: Job):
     config = job.config
     run_folder = RunFolder(Path(config["output_dir"], config["run_name"]))

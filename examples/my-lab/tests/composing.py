@@ -6,7 +6,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from lab.cli.launch import resolved
+from lab.cli.launch import as_plain_dict
 from rl.config.shipped import CONF as SHIPPED
 
 OURS = Path(__file__).parents[1] / "conf"
@@ -19,4 +19,4 @@ def composed(*overrides: str, primary: str = "train") -> dict[str, Any]:
         search = f"hydra.searchpath=[file://{other}]"
         config = compose(primary, [search, *overrides], return_hydra_config=True)
         HydraConfig.instance().set_config(config)  # what ${hydra:...} looks into
-        return resolved(config)
+        return as_plain_dict(config)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from lab.cli import console
-from lab.cli.launch import command_of, own_folder
+from lab.cli.launch import add_conf_folder, command_of
 from rl.config.shipped import SHIPPED
 
 
@@ -83,16 +83,16 @@ def test_a_folder_that_hides_one_of_our_packages_is_named(tmp_path, monkeypatch)
 
 def test_the_folder_conf_of_the_current_folder_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert own_folder(["loss=mine"]) == ["loss=mine"]
+    assert add_conf_folder(["loss=mine"]) == ["loss=mine"]
     (tmp_path / "conf").mkdir()
-    assert own_folder(["loss=mine"]) == ["--config-dir", "conf", "loss=mine"]
-    assert own_folder(["--config-dir", "conf", "a=1"]) == ["--config-dir", "conf", "a=1"]
+    assert add_conf_folder(["loss=mine"]) == ["--config-dir", "conf", "loss=mine"]
+    assert add_conf_folder(["--config-dir", "conf", "a=1"]) == ["--config-dir", "conf", "a=1"]
     sweeps = str(SHIPPED / "sweeps")
     searched = f"hydra.searchpath=[file://{tmp_path.resolve()}/conf]"
-    assert own_folder(["--config-dir", "sweeps"]) == ["--config-dir", sweeps, searched]
-    assert own_folder(["--config-dir=sweeps"]) == [f"--config-dir={sweeps}", searched]
+    assert add_conf_folder(["--config-dir", "sweeps"]) == ["--config-dir", sweeps, searched]
+    assert add_conf_folder(["--config-dir=sweeps"]) == [f"--config-dir={sweeps}", searched]
     monkeypatch.chdir(SHIPPED)
-    assert own_folder(["loss=mine"]) == ["loss=mine"]
+    assert add_conf_folder(["loss=mine"]) == ["loss=mine"]
 
 
 def test_the_printed_command_names_offbyone():

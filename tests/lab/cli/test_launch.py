@@ -13,7 +13,7 @@ import yaml
 from hydra import initialize_config_dir
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import command_of, options_first
+from lab.cli.launch import command_of, put_options_first
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import CONF, REPO, composed
 from tests.support.launching import train
@@ -110,11 +110,11 @@ import hydra
 
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
-from lab.cli.launch import Job, compose, launch, task
+from lab.cli.launch import Job, compose, launch, as_hydra_task
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="train")
-@task
+@as_hydra_task
 def main(job: Job):
     print(job.config["run_name"], job.overrides, job.choices, flush=True)
     match job.config["do"]:
@@ -310,8 +310,8 @@ def test_the_command_before_the_overrides_is_kept_as_typed(typed: str, command: 
 def test_overrides_may_stand_on_both_sides_of_options():
     overrides, options = ["seed=1", "~logger", "seed=1"], ["-m", "--config-name=losses"]
     typed = ["output_dir=x", "--config-dir", "sweeps", *options, *overrides]
-    assert options_first(typed) == [
+    assert put_options_first(typed) == [
         *("--config-dir", "sweeps", "-m", "--config-name=losses"),
         *("output_dir=x", "seed=1", "~logger", "seed=1"),
     ]
-    assert options_first(["--help"]) == ["--help"]
+    assert put_options_first(["--help"]) == ["--help"]

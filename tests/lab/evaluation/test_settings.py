@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
-from lab.cli.launch import resolved
-from lab.evaluation.settings import Evaluation, checked
+from lab.cli.launch import as_plain_dict
+from lab.evaluation.settings import Evaluation, check_evaluation
 from rl.config.schema import ConfigError
 from tests.rl.config.test_shipped import COMPANIONS
 from tests.support.composing import CONF
@@ -27,11 +27,11 @@ def composed(*overrides: str, output_dir: Path) -> dict[str, Any]:
         lines = [*overrides, f"output_dir={output_dir}"]
         config = compose("evaluate", lines, return_hydra_config=True)
         HydraConfig.instance().set_config(config)
-        return resolved(config)
+        return as_plain_dict(config)
 
 
 def evaluation(*overrides: str, output_dir: Path) -> Evaluation:
-    return checked(composed(*overrides, output_dir=output_dir))
+    return check_evaluation(composed(*overrides, output_dir=output_dir))
 
 
 def only_problem(*overrides: str, output_dir: Path) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from lab.losses.arms import _with_advantages, arms_of
+from lab.losses.arms import _recompute_advantages, arms_of
 from lab.losses.command import difference, main
 from lab.losses.recorded import recorded_batches, recorded_steps, recorded_tokens, token_table
 from lab.python_api import load_run
@@ -106,7 +106,7 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
 
 def test_a_loss_that_compares_distributions_is_refused(tmp_path):
     folder = record_run(tmp_path)
-    with pytest.raises(ValueError, match="compares distributions: it needs the model"):
+    with pytest.raises(ValueError, match="compares distributions needs the model"):
         arms_of(folder, ["loss=jsd_topk"])
 
 
@@ -180,9 +180,11 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
         (["env=wiki-search"], "env cannot be compared: choose from loss, correction"),
         (["loss=cspo"], "did you mean cispo?"),
         (["loss.clip=3"], "there is no key loss.clip"),
-        (["loss=gspo", "steps=7"], "steps=7: the run recorded the steps 5 to 5"),
+        (["loss=gspo", "steps=7"], "steps=7: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
         (["tokens=-1"], "tokens=-1: give the number of tokens"),
+        (["steps"], "steps cannot be read: write key=value"),
+        (["loss=[gspo"], "loss=[gspo cannot be read: write key=value"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
@@ -244,7 +246,7 @@ def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
     assert groups["000001.0"] == groups["000001.1"] != groups["000001.2"]
     _, arm = arms_of(folder, ["advantage=group_mean", "aggregation=token_mean"])
     alone = [line["id"] for line in lines if line["role"] == "judge"]
-    seen = _with_advantages(batch, folder, arm.run, "")
+    seen = _recompute_advantages(batch, folder, arm.run, "")
     for id, row in zip(batch.rollout_ids, range(len(batch.rows)), strict=True):
         if id in alone:
             assert not seen.advantages[batch.tokens.sequence_ids == row].any()
@@ -258,6 +260,8 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
     assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
     assert list(run.tokens(STEP + 1).columns) == []
+    run.folder.rollouts_of(STEP).unlink()
+    assert run.rollouts.empty
 
 
 def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
@@ -268,7 +272,7 @@ def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert "2 updates, steps 5 to 5." in capsys.readouterr().out
     assert main([str(tmp_path), "steps=6"]) == 2
-    assert "trained no token in the steps 6 to 6" in capsys.readouterr().err
+    assert "trained no token in these steps" in capsys.readouterr().err
 
 
 def test_a_run_of_an_older_version_is_refused_with_a_sentence(tmp_path, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lab.evaluation.settings import checked
+from lab.evaluation.settings import check_evaluation
 from lab.prompts.outputs import Candidate, closing_lines, next_commands
 from rl.config.check import check
 from rl.runtime.folder import RunFolder
@@ -49,7 +49,7 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
     evaluate, train = next_commands(folder, [*overrides, *SEARCH], choices, 50)
     evaluation, run = composed_by(evaluate, tmp_path), composed_by(train, tmp_path)
 
-    checked(evaluation)
+    check_evaluation(evaluation)
     check(run)
     assert evaluation["num_examples"] == 500
     for config in (evaluation, run):
@@ -70,4 +70,4 @@ def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
 def test_a_remote_policy_gets_no_command_that_trains_it(folder, tmp_path):
     choices = LOCAL | {"client": "messages"}
     (evaluate,) = next_commands(folder, [*REMOTE, *SEARCH], choices, 50)
-    assert checked(composed_by(evaluate, tmp_path)).client["model"] == "name"
+    assert check_evaluation(composed_by(evaluate, tmp_path)).client["model"] == "name"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lab.evaluation.served import chat_setting
-from lab.prompts.optimize import _teacher, optimize_prompt
-from lab.prompts.settings import checked
+from lab.prompts.optimize import _reflection_policy, optimize_prompt
+from lab.prompts.settings import check_search
 from rl.config.build import build
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
@@ -188,8 +188,8 @@ def test_an_unusable_teacher_is_reported_before_the_first_rollout(endpoint, tmp_
 def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, tmp_path):
     options = LOCAL | {"reflection.max_seq_len": 512, "reflection.max_tokens": 256}
     overrides = endpoint.overrides(**options, output_dir=tmp_path)
-    settings = checked(composed(*overrides, primary="optimize_prompt"))
-    teacher = _teacher(settings)
+    settings = check_search(composed(*overrides, primary="optimize_prompt"))
+    teacher = _reflection_policy(settings)
     model = build(teacher.model)()
     folder = RunFolder(tmp_path)
     folder.set_model(model.prepare(tmp_path))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.prompts.settings import PromptOptimization, checked
+from lab.prompts.settings import PromptOptimization, check_search
 from rl.config.schema import ConfigError
 from tests.lab.evaluation.test_settings import HUB, REMOTE
 from tests.rl.config.test_shipped import SEARCHES
@@ -12,7 +12,7 @@ from tests.support.composing import composed
 
 
 def search(*overrides: str, output_dir: Path) -> PromptOptimization:
-    return checked(composed(*overrides, f"output_dir={output_dir}", primary="optimize_prompt"))
+    return check_search(composed(*overrides, f"output_dir={output_dir}", primary="optimize_prompt"))
 
 
 def only_problem(*overrides: str, output_dir: Path) -> str:

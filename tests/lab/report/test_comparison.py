@@ -56,7 +56,7 @@ def test_the_baseline_is_the_first_arm_that_was_run_and_the_numbers_repeat(three
     assert comparison.baseline.arm.label == "loss=grpo"
     assert as_json(comparison) == as_json(compare(three_arms))
     with pytest.raises(
-        NoBaseline, match="is no arm: choose one of loss=grpo, loss=cispo, loss=dapo"
+        NoBaseline, match="is not an arm: choose one of loss=grpo, loss=cispo, loss=dapo"
     ):
         compare(three_arms, baseline="loss=ppo")
     with pytest.raises(NoBaseline, match="baseline=x: no run of this arm has finished"):
@@ -190,7 +190,7 @@ def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
 
 @pytest.mark.parametrize(
     ("arms", "expected"),
-    [([], "no run here"), ([Arm("a", "a", (run(cause="stopped"),))], "the first: run: stopped")],
+    [([], "contain no run"), ([Arm("a", "a", (run(cause="stopped"),))], "the first: run: stopped")],
 )
 def test_a_comparison_without_a_run_that_counts_is_refused(arms, expected):
     with pytest.raises(NothingToCompare, match=expected):

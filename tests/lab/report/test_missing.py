@@ -241,9 +241,9 @@ def test_what_is_visible_is_said_of_the_observed_difference():
 @pytest.mark.parametrize(
     ("needed", "expected", "cell"),
     [
-        (23.0, "that needs about 23 seeds of each arm.", "23"),
-        (4000.0, "that needs more than 1,000 seeds of each arm.", "> 1,000"),
-        (inf, "that needs more questions, not more seeds.", "more questions"),
+        (23.0, "a decision needs about 23 seeds of each arm.", "23"),
+        (4000.0, "a decision needs more than 1,000 seeds of each arm.", "> 1,000"),
+        (inf, "a decision needs more questions, not more seeds.", "more questions"),
         (None, "", "-"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(sweep, ca
     before = (sweep / "report.json").read_bytes()
     assert main([str(sweep), "baseline=loss=grop"]) == 2
     told = capsys.readouterr()
-    assert "baseline=loss=grop is no arm: choose one of loss=cispo, loss=grpo" in told.err
+    assert "baseline=loss=grop is not an arm: choose one of loss=cispo, loss=grpo" in told.err
     assert not told.out
     assert (sweep / "report.json").read_bytes() == before
 

@@ -40,7 +40,7 @@ def compared(arms, rng, num_draws=400):
         st.interval(value, drawn - draws[-1], spread)
         for value, drawn, spread in zip(values, draws, spreads, strict=False)
     ]
-    adjusted = st.holm_adjusted([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
+    adjusted = st.adjust_by_holm([st.p_value(v, s) for v, s in zip(values, spreads, strict=True)])
     decisions = [
         st.decide(difference, p) for difference, p in zip(differences, adjusted, strict=True)
     ]
@@ -159,10 +159,10 @@ def test_the_chance_of_being_better_by_hand():
 
 def test_holm_by_hand():
     # sorted 0.01 0.02 0.03 0.04 times 4 3 2 1: 0.04 0.06 0.06 0.04, and never below the one before
-    assert st.holm_adjusted([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert st.holm_adjusted([0.7, 0.6]) == [1.0, 1.0]
-    assert st.holm_adjusted([]) == []
-    unknown, known = st.holm_adjusted([float("nan"), 0.02])
+    assert st.adjust_by_holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert st.adjust_by_holm([0.7, 0.6]) == [1.0, 1.0]
+    assert st.adjust_by_holm([]) == []
+    unknown, known = st.adjust_by_holm([float("nan"), 0.02])
     assert np.isnan(unknown)
     assert known == 0.02  # an unknown p-value does not count
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
-from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, no_gradient, pieces, tokens_of
+from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, pieces, tokens_of, zero_reason
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
 from tests.support.viewed_run import TOKENIZER, add_update, copy_run
@@ -44,20 +44,20 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
         (
             {},
             ["clip_fraction", "clip_fraction_high"],
-            "ratio 1.31 and A > 0: clipped (clip_fraction, clip_fraction_high; loss: "
+            "ratio 1.31 and advantage > 0: clipped (clip_fraction, clip_fraction_high; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
         (
             {"advantage": -1.0, "ratio": 0.5},
             ["clip_fraction"],
-            "ratio 0.50 and A < 0: clipped (clip_fraction; loss: "
+            "ratio 0.50 and advantage < 0: clipped (clip_fraction; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
         ({}, ["trust"], "the objective does not change with the token's probability"),
     ],
 )
 def test_why_a_token_has_no_gradient(changes, flagged, reason):
-    assert no_gradient({**TOKEN, **changes}, flagged, PPO) == reason
+    assert zero_reason({**TOKEN, **changes}, flagged, PPO) == reason
 
 
 def test_only_sampled_tokens_have_numbers(run: RunFolder):
