@@ -18,7 +18,7 @@ SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.m
 
 
 class BuildWithFiles(build_py):
-    """Builds the packages, and copies the files that are not Python packages beside them."""
+    """Builds the packages, and copies other files beside them."""
 
     def run(self) -> None:
         super().run()

@@ -65,7 +65,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
         whole = load_for_verifiers(self.config.env, **self.config.knobs)
         for example in whole.examples(self.config.split):
             env = whole.environment_of(example)
-            prompt = env.opened(example.messages)
+            prompt = env.add_system_prompt(example.messages)
             data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=prompt)
             task = ExportedTask(data, self.config.task)
             task.played_by, task.example = env, example
@@ -123,7 +123,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent, which runs in this process, as the harness starts no program."""
+    """The options of the agent. It runs in this process, because the harness starts no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 
