@@ -30,14 +30,14 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum size of the agent's output, and of a file that a reward reads
-_KILL_ROUNDS = 250  # one each 0.02 s, because the kernel may need time to end a process
+_KILL_ROUNDS = 250  # 5 s of 0.02 s each, because the kernel may need time to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
 
 
 class Agent(Composed):
     """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
 
-    Rewards read from `episode.memory`: `folder` (the Path in which the agent worked), `status` (its
+    `episode.memory` has for rewards: `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
     """
 

@@ -101,7 +101,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations with correct answers, without end, about lists outside eval."""
+        """Yield conversations with correct answers, without end. Their lists are not in eval."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))

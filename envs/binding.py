@@ -43,7 +43,7 @@ class Objects:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Name -> shared object. The objects are created at the first access."""
+        """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
@@ -130,7 +130,7 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that needs only `episode`. Raise ValueError if an object is missing."""
+        """Return a reward that takes only `episode`. Raise ValueError if an object is missing."""
         parameters, given = call_parameters(function), self._objects_of(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:

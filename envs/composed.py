@@ -87,7 +87,7 @@ class Composed(Environment):
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return the rewards by name. Compute one after the other."""
+        """Compute the rewards one after the other. Return them by name."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
@@ -112,7 +112,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return name -> function and name -> weight of the rewards. An entry may have a weight."""
+    """Return name -> function and name -> weight. `weights` has those that no entry has."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}

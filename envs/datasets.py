@@ -117,7 +117,7 @@ class _Examples(LazyExamples):
 class JsonLines(Dataset):
     """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # checked before the run
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # must exist when a run starts
 
     eval_path: str | None
 

@@ -79,7 +79,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Send a request, retry it if useful, and return the body. Raise HttpError if it fails."""
+        """Send a request, with retries, and return the body. Raise HttpError if it fails."""
         attempt = 0
         while True:
             try:

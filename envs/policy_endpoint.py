@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions     the header X-Session-ID or the API key identifies the episode
 
-A request may ask for a stream. The stream contains the whole turn in one chunk. The run's sampler
+A request may ask for a stream. One chunk of the stream contains the whole turn. The run's sampler
 decides how tokens are sampled, so the request's temperature and limits have no effect.
 """
 

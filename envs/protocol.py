@@ -37,7 +37,7 @@ class PolicyTurn:
 
 
 class Speak(Protocol):
-    """The policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
+    """Samples the policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
 
     async def __call__(
         self,

@@ -45,7 +45,7 @@ class Maths(Environment):
 
         correct: the answer (`final_answer` in grading.py) means the same as the example's answer.
         format: the answer is in \boxed{} or after ####.
-        unjudged: the comparison exceeded its limits, so the answer counts as wrong.
+        unjudged: the answers could not be compared, so the answer counts as wrong.
         """
         answer = final_answer(episode.text)
         same = await self.grader.means_same(episode.example.info["answer"], answer or "")

@@ -116,7 +116,7 @@ class Grader:
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
-        """Return whether both answers mean the same; None if the comparison exceeds the limits."""
+        """Return whether both answers mean the same; None if they could not be compared."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalise(gold), normalise(answer)

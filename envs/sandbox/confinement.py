@@ -189,7 +189,7 @@ def apply_seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all layers, in the only order that works. Raise OSError if the kernel refuses one."""
+    """Apply all restrictions in the order that they need. Raise OSError if one is refused."""
     # Make the kernel kill this process when the thread that started it ends.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Make the kernel end this process first if memory runs out. This needs a writable /proc.

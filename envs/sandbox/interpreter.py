@@ -112,7 +112,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last program argument is options in JSON."""
+    """Confine this process and answer requests. The last argument has options in JSON."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

@@ -41,7 +41,7 @@ class TasksetAdapter:
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the taskset's tasks; None for eval, because a taskset has no splits."""
+        """Return the tasks as rows; None for eval, because a taskset has no splits."""
         if split == "eval":
             return None
         taskset = self._env.taskset
@@ -80,7 +80,7 @@ class TasksetAdapter:
         return _outcome(episode, full)
 
     async def _context_of_servers(self) -> vf.ModelContext:
-        """Return the context for agents. The first call starts the servers that they need."""
+        """Return the ModelContext for agents. The first call starts the servers that they need."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference to the task, because the event loop has only a weak one.
