@@ -60,8 +60,7 @@ class Agent(Composed):
             raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
         # Make paths absolute, because each episode has its own working folder. Path.is_file would
         # raise for a long text.
-        is_file = os.path.isfile
-        self._command = [str(Path(a).resolve()) if is_file(a) else a for a in command]
+        self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
         self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()
         self._url: asyncio.Future[str] | None = None

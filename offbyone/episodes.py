@@ -13,8 +13,7 @@ class PlayedEpisode:
 
     def __init__(self, env: Environment, example: Example) -> None:
         self.env = env.environment_of(example)
-        messages = self.env.add_system_prompt(example.messages)
-        self.episode = Episode(example=example, messages=messages)
+        self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
     def add(self, message: Message) -> None:
         """Append a message of the policy to the episode."""

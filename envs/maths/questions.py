@@ -72,8 +72,7 @@ class GeneratedQuestions(Questions):
 
     @cached_property
     def _train(self) -> list[Question]:
-        held_out = {question.text for question in self._eval}
-        return self._draw_distinct("train", self._num_train, held_out)
+        return self._draw_distinct("train", self._num_train, {q.text for q in self._eval})
 
     def _draw_distinct(self, split: Split, count: int, taken: set[str]) -> list[Question]:
         rng = Random(f"{type(self).__name__}/{split}")

@@ -48,6 +48,7 @@ FACTS = {
         "state": Fact("Properties", "The state of {title} at room temperature is {value}."),
     },
 }
+TABLES = {"country": "countries", "element": "elements"}
 NAMES = {"language": "official language", "domain": "internet domain", "number": "atomic number"}
 
 
@@ -56,9 +57,6 @@ def shipped_corpus() -> tuple[list[Page], list[Question]]:
     """Return the pages made from the tables, and all questions about them."""
     tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
     return _pages(tables), _questions(tables)
-
-
-TABLES = {"country": "countries", "element": "elements"}
 
 
 def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
