@@ -10,7 +10,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
-ENTRY_POINTS = "train evaluate report view plan optimize_prompt compare_losses".split()
+ENTRY_POINTS = ["train", "evaluate", "report", "view", "plan", "optimize_prompt", "compare_losses"]
 SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.md")
 
 
