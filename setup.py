@@ -10,15 +10,12 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
-ENTRY_POINTS = (
-    *("train", "evaluate", "report", "view", "plan", "optimize_prompt"),
-    "compare_losses",
-)
+ENTRY_POINTS = ["train", "evaluate", "report", "view", "plan", "optimize_prompt", "compare_losses"]
 SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.md")
 
 
 class BuildWithFiles(build_py):
-    """Builds the packages, and copies the files that are not Python packages beside them."""
+    """Builds the packages, and copies other files beside them."""
 
     def run(self) -> None:
         super().run()

@@ -70,7 +70,7 @@ async def play_rounds(
     setting = ChatSettings(
         sampler=sampler,
         max_seq_len=run.max_seq_len,
-        has_turns=env.has_turns,
+        is_multi_turn=env.is_multi_turn,
         version=LiveVersion(VERSION),
         router=Router.to(only_replica(run_folder)),
         served_as="policy",

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the site shows docs/losses.md in a sentence as a link to that page."""
+"""A hook of mkdocs that turns a page's path in a sentence, docs/losses.md, into a link."""
 
 import re
 
@@ -6,6 +6,6 @@ _PAGE = re.compile(r"(?<![\w/`\[])docs/([\w-]+)\.md(?![\w`])")
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Return the page with its links; code, which is indented, stays as it is."""
+    """Return the page with links. Indented lines are code and stay unchanged."""
     lines = markdown.splitlines()
     return "\n".join(x if x[:4] == "    " else _PAGE.sub(r"[\1](\1.md)", x) for x in lines)

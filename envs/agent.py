@@ -2,11 +2,11 @@
 
     command: [python, agent.py, "{prompt}"]      one process per episode, in a folder of its own
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
-    rewards                                      functions that see what the agent left behind
+    rewards                                      functions that read its files and its output
 
-Each episode has its own key, so one agent cannot use the endpoint of another. At the end of the
-episode all processes are killed whose environment contains the key. The agent is not confined: it
-can do on this machine what the run can do.
+Each episode has its own key, so one agent cannot use the endpoint of another. At the end of an
+episode, `Agent` kills all processes whose environment variables contain the key. The agent is not
+confined: it can do on this machine what the run can do.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from envs.messages import Message
 from envs.options import check_at_least
 from envs.policy_endpoint import MODEL, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn, Speak
-from envs.rewards import exact
+from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
-_KEPT_BYTES = 1 << 16  # of the agent's output, and of a file that a reward reads
-_KILL_ROUNDS = 250  # 5 s, because the kernel may need time to end a process
-_INHERITED = ("PATH", "LANG", "TZ")  # no other variable, because some contain secrets
+_KEPT_BYTES = 1 << 16  # maximum size of the agent's output, and of a file that a reward reads
+_KILL_ROUNDS = 250  # 5 s of 0.02 s each, because the kernel may need time to end a process
+_INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
 
 
 class Agent(Composed):
     """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
 
-    Rewards read from `episode.memory`: `folder` (the Path in which the agent worked), `status` (its
+    `episode.memory` has for rewards: `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
     """
 
@@ -58,10 +58,9 @@ class Agent(Composed):
             raise ValueError("tools: the agent has its own tools: remove them")
         if not any(_PROMPT in argument for argument in command):
             raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
-        # Absolute paths, because each episode has its own working folder. Path.is_file would raise
-        # for a long text.
-        is_file = os.path.isfile
-        self._command = [str(Path(a).resolve()) if is_file(a) else a for a in command]
+        # Make paths absolute, because each episode has its own working folder. Path.is_file would
+        # raise for a long text.
+        self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
         self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()
         self._url: asyncio.Future[str] | None = None
@@ -85,7 +84,7 @@ class Agent(Composed):
 
         task = str(episode.example.messages[-1].get("content") or "")
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-        endpoint = {"OPENAI_BASE_URL": await self._started(), "OPENAI_API_KEY": key}
+        endpoint = {"OPENAI_BASE_URL": await self._endpoint_url(), "OPENAI_API_KEY": key}
         self._endpoint.speakers[key] = get_turn
         with tempfile.TemporaryFile() as output:
             try:
@@ -114,19 +113,19 @@ class Agent(Composed):
         super().close(episode)
         shutil.rmtree(episode.memory.get("folder", ""), ignore_errors=True)
 
-    async def _started(self) -> str:
+    async def _endpoint_url(self) -> str:
         """Return the URL of the endpoint. The first call starts it."""
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)
-        # Shielded, so that a cancelled episode does not cancel the start for all episodes.
+        # Without the shield, a cancelled episode would cancel the start for all episodes.
         return await asyncio.shield(self._url)
 
 
 async def _kill_all(key: str) -> None:
-    """Kill the processes whose environment contains `key`, until none is left.
+    """Kill the processes whose environment variables contain `key`, until none is left.
 
-    They have no process group of their own, so that they also end with the rollouts process.
+    They have no process group of their own, so they also end when the rollouts process ends.
     """
     for _ in range(_KILL_ROUNDS):
         alive = False
@@ -149,4 +148,4 @@ async def wrote(episode: Episode, *, path: str) -> float:
     """Return 1 if the file at `path` in the agent's folder contains the answer, else 0."""
     file: Path = episode.memory["folder"] / path
     text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
-    return exact(text, episode.example.info["answer"])
+    return exact(text, answers_of(episode))

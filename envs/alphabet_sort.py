@@ -18,7 +18,7 @@ from string import ascii_lowercase
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
 from envs.options import check_at_least, check_range
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 Names = list[list[str]]  # [turns][new names]
@@ -62,7 +62,7 @@ class AlphabetSort(Environment):
             )
         if self.similarity_power <= 0:
             raise ValueError(f"similarity_power={self.similarity_power}: set it above 0")
-        checked_weights(self.reward_weights, REWARDS)
+        check_weights(self.reward_weights, REWARDS)
 
     def _num_names(self, turns: int) -> int:
         """Return the number of names in the list after `turns` turns."""
@@ -101,7 +101,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations with correct answers, without end, about lists outside eval."""
+        """Yield conversations with correct answers, without end. Their lists are not in eval."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))

@@ -17,7 +17,7 @@ from typing import ClassVar
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
 from envs.options import check_at_least
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -31,7 +31,7 @@ class Arithmetic(Environment):
     """The environment arithmetic. conf/env/arithmetic.yaml explains the options."""
 
     name = "arithmetic"
-    REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names that reward_weights may weigh
+    REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names that `score` returns
 
     max_operand: int
     operators: Sequence[str]
@@ -54,7 +54,7 @@ class Arithmetic(Environment):
                 f"{self.max_operand} and {len(operators)} operators make only "
                 f"{self._num_questions} questions: raise max_operand or lower num_eval"
             )
-        checked_weights(self.reward_weights, self.REWARDS)
+        check_weights(self.reward_weights, self.REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         numbers = self._eval_numbers if split == "eval" else self._train_numbers

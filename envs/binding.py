@@ -3,15 +3,15 @@
     def search(query: str, index: Index, *, limit: int) -> str: ...
                |           |               '- an option, from YAML
                |           '- an object, found by its name or by a binding
-               '- from the policy, which sees no other parameter
+               '- an argument from the policy, which sees no other parameter
 
     shared:       {index: {_target_: my_package.load_index, path: index.json}}   made once per run
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. A `per_episode` object is new in each episode: a function is called again (with
+returns the object. Each episode has its own `per_episode` objects. A function is called again (with
 the `episode` if it has this parameter), and an instance of a class is copied. At the end of the
-episode the method `close` of these objects is called.
+episode, `Objects.close` calls the method `close` of these objects.
 """
 
 import inspect
@@ -23,15 +23,15 @@ from typing import Any
 
 from envs import threads
 from envs.episode import Episode
-from envs.tools import EPISODE, Function, ToolError, call_parameters, unwrapped
-from envs.user_code import place_of
+from envs.tools import EPISODE, Function, ToolError, call_parameters, unwrap
+from envs.user_code import format_location
 
 Reward = Callable[[Episode], Any]
 _MEMORY = "objects"  # key of Episode.memory for the `per_episode` objects
 
 
 class UserCodeError(RuntimeError):
-    """Error in the user's code of a tool or reward. The message names the function and the line."""
+    """An error in the code of a tool or reward. The message names the function and the line."""
 
 
 class Objects:
@@ -43,7 +43,7 @@ class Objects:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """Name -> shared object. The objects are created at the first access."""
+        """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
@@ -77,7 +77,7 @@ class Binder:
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
 
-    def _targets(self, name: str, function: Function) -> dict[str, str]:
+    def _objects_of(self, name: str, function: Function) -> dict[str, str]:
         """Return parameter -> name of its object, for the parameters that get an object."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
         return {p: target for p, target in given.items() if target in self._objects.names}
@@ -97,25 +97,24 @@ class Binder:
                     f"bindings.{target}={name}, but this object does not exist: choose from those "
                     f"in shared and per_episode, {', '.join(names) or 'none'}"
                 )
-        taken = {v for name, function in functions for v in self._targets(name, function).values()}
+        taken = {v for pair in functions for v in self._objects_of(*pair).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"shared contains {sorted(useless)}, which no tool and no reward uses: give a tool "
-                "or a reward a positional parameter of that name, name one in bindings, or delete "
-                "the entry"
+                f"no tool and no reward uses {sorted(useless)} of shared or per_episode: give one "
+                "a positional parameter of that name, name one in bindings, or delete the entry"
             )
 
     def tool(self, function: Function) -> Function:
         """Return a tool that adds the objects to the arguments that the policy writes."""
-        inner = unwrapped(function)
+        inner = unwrap(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class: list a function instead")
-        given = self._targets(inner.__name__, function)
+        given = self._objects_of(inner.__name__, function)
         shown = {name: p for name, p in call_parameters(function).items() if name not in given}
 
         @wraps(inner)
         async def tool(episode: Episode, **arguments: Any) -> Any:
-            with _wrapped_errors(f"the tool {inner.__name__}", inner):
+            with _wrap_errors(f"the tool {inner.__name__}", inner):
                 if EPISODE in shown:
                     arguments[EPISODE] = episode
                 for name, target in given.items():
@@ -131,8 +130,8 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that needs only `episode`. Raise ValueError if an object is missing."""
-        parameters, given = call_parameters(function), self._targets(name, function)
+        """Return a reward that takes only `episode`. Raise ValueError if an object is missing."""
+        parameters, given = call_parameters(function), self._objects_of(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
@@ -142,7 +141,7 @@ class Binder:
                 )
 
         async def reward(episode: Episode) -> Any:
-            with _wrapped_errors(f"the reward {name}", unwrapped(function)):
+            with _wrap_errors(f"the reward {name}", unwrap(function)):
                 known = {p: await self._objects.get(v, episode) for p, v in given.items()}
                 if EPISODE in parameters:
                     known[EPISODE] = episode
@@ -152,12 +151,12 @@ class Binder:
 
 
 @contextmanager
-def _wrapped_errors(what: str, function: Function) -> Iterator[None]:
+def _wrap_errors(what: str, function: Function) -> Iterator[None]:
     """Convert exceptions of the block, except ToolError, to UserCodeError."""
     try:
         yield
     except ToolError:
         raise
     except Exception as error:  # User code may raise any exception.
-        place = place_of(error, function.__module__)
+        place = format_location(error, function.__module__)
         raise UserCodeError(f"{what}: {type(error).__name__}: {error}{place}") from error

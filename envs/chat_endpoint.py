@@ -1,4 +1,4 @@
-"""Requests to /chat/completions of any OpenAI-compatible server.
+"""Sends requests to /chat/completions of any OpenAI-compatible server.
 
 client=messages, the reflection model and the judge use this module.
 """
@@ -95,7 +95,7 @@ class ChatEndpoint:
         try:
             return msgspec.convert(parse_json(text), Answer)
         except ValueError as error:  # The text is not JSON or lacks required fields.
-            shown = client.without_key(text)[:200]
+            shown = client.remove_key(text)[:200]
             raise self.raises(
                 f"{self.option}={self.url} did not answer as the OpenAI API does, but with "
                 f"{shown!r}: correct {self.option}"

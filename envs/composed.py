@@ -28,7 +28,7 @@ from envs.datasets import Dataset
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant
 from envs.protocol import Environment
-from envs.tools import Function, unwrapped
+from envs.tools import Function, unwrap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ class Composed(Environment):
         sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
         tools = [tool for toolset in sets.values() for tool in toolset.tools]
         _check_names(sets)
-        self._objects = Objects(_joined(sets, "shared"), _joined(sets, "per_episode"))
-        binder = Binder(_joined(sets, "bindings"), self._objects)
-        named = [(getattr(unwrapped(tool), "__name__", ""), tool) for tool in tools]
+        self._objects = Objects(_merge(sets, "shared"), _merge(sets, "per_episode"))
+        binder = Binder(_merge(sets, "bindings"), self._objects)
+        named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
         binder.check([*named, *functions.items()])
         self.name, self.max_turns = name, max_turns
         self.tool_timeout, self.describe_tools = tool_timeout, describe_tools
@@ -87,7 +87,7 @@ class Composed(Environment):
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return every reward by name, computed one after the other."""
+        """Compute the rewards one after the other. Return them by name."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
@@ -95,13 +95,13 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with their answers. Raise ValueError for tools and agents."""
+        """Yield training prompts with their answers, without end. Raise ValueError for tools."""
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
-        return self._answered(examples, rng)
+        return self._answer_prompts(examples, rng)
 
-    def _answered(self, examples: Sequence[Example], rng: Random) -> Iterator[list[Message]]:
+    def _answer_prompts(self, examples: Sequence[Example], rng: Random) -> Iterator[list[Message]]:
         while True:
             example = examples[rng.randrange(len(examples))]
             answer = example.info["answer"]
@@ -112,7 +112,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return the reward functions and their weights, from the entries `given` or `weights`."""
+    """Return name -> function and name -> weight. `weights` has those that no entry has."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}
@@ -157,5 +157,5 @@ def _check_names(sets: Mapping[str, Toolset]) -> None:
                 origins[kind, name] = origin
 
 
-def _joined(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:
+def _merge(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:
     return {k: v for toolset in sets.values() for k, v in getattr(toolset, field).items()}

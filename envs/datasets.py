@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from envs.episode import Example, Split
-from envs.loading import LazyExamples, json_lines, load_rows
+from envs.loading import LazyExamples, load_rows, read_json_lines
 from envs.messages import user
 from envs.options import check_at_least
 
@@ -99,7 +99,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds each example when it is read, because all may not fit in memory."""
+    """A sequence that builds an example at each access, because memory may be too small for all."""
 
     dataset: Dataset
     rows: Rows
@@ -117,12 +117,12 @@ class _Examples(LazyExamples):
 class JsonLines(Dataset):
     """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # must exist when a run starts
 
     eval_path: str | None
 
     def load(self) -> dict[str, Rows]:
-        return {split: [row for _, row in json_lines(path)] for split, path in self._paths.items()}
+        return {key: [row for _, row in read_json_lines(p)] for key, p in self._paths.items()}
 
     @property
     def _paths(self) -> dict[str, Path]:

@@ -55,7 +55,7 @@ class Episode:
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
     policy_version: int = 0  # newest version of the policy when the episode's group was started
-    reward: float | None = None  # known to `teacher_messages`; None if the episode has no score
+    reward: float | None = None  # set before `teacher_messages`; None if the episode has no score
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
     role: str = ""  # the role, if several play; their episodes share `memory`
 

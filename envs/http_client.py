@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # separate, so that retries draw no numbers from the run's generator
+_RANDOM = random.Random()  # its own generator, so that retries do not change the run's numbers
 
 
 def may_succeed_later(status: int) -> bool:
@@ -30,7 +30,7 @@ def may_succeed_later(status: int) -> bool:
 class HttpError(Exception):
     """The error of a request that got no usable answer.
 
-    The message is the predicate of a sentence about the server: "answered 503: busy, 3 times ...".
+    The server is the subject of the message: "answered 503: busy, 3 times in a row".
 
     Attributes:
         status: the HTTP status of the last answer; 0: no answer.
@@ -44,11 +44,11 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # The header may contain a date. This is rare and ignored.
+        with suppress(ValueError):  # ignore a header that contains a date, which is rare
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
-        """Return the error text, with the number of attempts if there were several."""
+        """Return the message, with the number of attempts if there were several."""
         times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
         return f"{self.args[0]}{times}"
 
@@ -79,7 +79,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Send a request, retry it if useful, and return the body. Raise HttpError if it fails."""
+        """Send a request, with retries, and return the body. Raise HttpError if it fails."""
         attempt = 0
         while True:
             try:
@@ -103,26 +103,26 @@ class HttpClient:
                 asyncio.timeout(self.timeout),
                 http.stream(method, url, content=content) as answer,
             ):
-                status, text = answer.status_code, await self._text(answer)
+                status, text = answer.status_code, await self._read_text(answer)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             reason = f"{type(error).__name__}: {_excerpt(str(error))}".removesuffix(": ")
             raise HttpError(f"did not answer ({reason})") from error
         if status != HTTPStatus.OK:
-            text = self.without_key(text)
+            text = self.remove_key(text)
             problem = f"answered {status}: {_excerpt(text)}"
             raise HttpError(problem, status, text, answer.headers.get("Retry-After", ""))
         return text
 
-    def without_key(self, text: str) -> str:
+    def remove_key(self, text: str) -> str:
         """Return a server's text without the API key, which some servers repeat in errors."""
         key = os.environ.get(self.api_key_variable or "", "")
         return text.replace(key, "(the key)") if key else text
 
-    async def _text(self, answer: httpx.Response) -> str:
+    async def _read_text(self, answer: httpx.Response) -> str:
         status = answer.status_code
         if "Content-Encoding" in answer.headers:  # could expand to gigabytes
             raise HttpError(
-                "compresses its answers although the request forbids it: disable this", status
+                "compresses its answers, but the request forbids it: disable compression", status
             )
         data = bytearray()
         async for chunk in answer.aiter_raw():
@@ -158,6 +158,6 @@ class HttpClient:
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of a text, without control characters that change a terminal."""
+    """Return the beginning of a text in one line, without control characters."""
     printable = "".join(c if c.isprintable() else " " for c in text[:1000])
     return " ".join(printable.split())[:200]

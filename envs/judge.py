@@ -91,12 +91,12 @@ class Judge(ChatEndpoint):
                 f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "
                 "or use a judge with a longer context"
             )
-        return self._parsed_score(said.choices[0].message.content or "")
+        return self._parse_score(said.choices[0].message.content or "")
 
-    def _parsed_score(self, text: str) -> float:
+    def _parse_score(self, text: str) -> float:
         """Return the score, between 0 and 1, in the last line of `text` that contains one."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
-        # Search from the end, because a judge first gives reasons and then its score.
+        # Search from the end, because a judge gives its reasons before its score.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"

@@ -45,7 +45,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
         ) from error
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number (from 1) and the JSON object of each non-empty line of a file."""
     if not path.is_file():
         problem = "is a folder: name a file in it" if path.is_dir() else "no such file"
@@ -57,7 +57,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                place = f"line {number} is no JSON at character {error.colno}"
+                place = f"line {number} is not JSON at character {error.colno}"
                 raise ValueError(f"{path}, {place}: {error.msg}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is not a JSON object: correct this line")

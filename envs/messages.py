@@ -10,11 +10,11 @@ Message = dict[str, Any]
 """A chat message: `role`, `content`, an assistant's `tool_calls`, a tool's `tool_call_id`.
 
 A tool call is {"id", "type": "function", "function": {"name", "arguments"}}. The arguments are a
-mapping, or JSON text from a remote endpoint. A call that could not be parsed also has an `error` (a
-sentence), and its arguments are the unparsed text.
+mapping, or JSON text from a remote endpoint. If a call cannot be parsed, it also has an `error`
+(a sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # deeper JSON values are refused, far below the recursion limit of Python's json
+_MAX_DEPTH = 64  # maximum depth of a JSON value; Python's json module fails at a greater depth
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -29,7 +29,7 @@ def user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def call_of(name: str, arguments: Any, call_id: str = "call_0") -> Message:
+def tool_call_entry(name: str, arguments: Any, call_id: str = "call_0") -> Message:
     """Return one entry of a message's `tool_calls`."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
@@ -37,11 +37,11 @@ def call_of(name: str, arguments: Any, call_id: str = "call_0") -> Message:
 
 def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:
     """Return an assistant message that calls one tool."""
-    calls = [call_of(name, arguments, call_id)]
+    calls = [tool_call_entry(name, arguments, call_id)]
     return {"role": "assistant", "content": content, "tool_calls": calls}
 
 
-def as_sent(message: Message, *dropped: str) -> Message:
+def to_api_format(message: Message, *dropped: str) -> Message:
     """Return a message as the OpenAI API expects it, without the keys `dropped`.
 
     The arguments of tool calls become JSON text unless they are text already.
@@ -50,27 +50,27 @@ def as_sent(message: Message, *dropped: str) -> Message:
     for call in message.get("tool_calls") or []:
         name, given = call["function"]["name"], call["function"]["arguments"]
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-        calls.append(call_of(name, text, call.get("id", "")))
+        calls.append(tool_call_entry(name, text, call.get("id", "")))
     sent = {key: value for key, value in message.items() if key not in ("tool_calls", *dropped)}
     return sent | ({"tool_calls": calls} if calls else {})
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of JSON text from a policy or a server, with the checks of `plain_json`."""
+    """Return the value of JSON text from a policy or a server, with the checks of `clean_json`."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
-    return plain_json(value)
+    return clean_json(value)
 
 
-def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Return a copy of a JSON value that can be written, sent, rendered and passed to float().
+def clean_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
+    """Return a copy of a JSON value without lone surrogates, which files and tokenizers refuse.
 
     Raise ValueError if the value is nested too deeply, has a too large number, or is not JSON.
     """
     if isinstance(value, str):
-        return well_formed(value)
+        return replace_surrogates(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -80,21 +80,21 @@ def plain_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
     if levels == 0:
         raise ValueError("the value is nested too deeply")
     if isinstance(value, list):
-        return [plain_json(item, levels - 1) for item in value]
+        return [clean_json(item, levels - 1) for item in value]
     if isinstance(value, dict):
-        return {well_formed(str(k)): plain_json(item, levels - 1) for k, item in value.items()}
-    raise ValueError(f"{type(value).__name__} is no JSON")
+        return {replace_surrogates(str(k)): clean_json(v, levels - 1) for k, v in value.items()}
+    raise ValueError(f"a value of type {type(value).__name__} is not JSON")
 
 
-def well_formed(text: str) -> str:
-    """Return the text with U+FFFD for lone surrogates, which tokenizers and files refuse."""
+def replace_surrogates(text: str) -> str:
+    """Return the text with U+FFFD in place of each lone surrogate."""
     return _SURROGATES.sub("\ufffd", text)
 
 
 def opening_of(messages: list[Any]) -> list[str]:
     """Return the texts of all messages before the policy's first turn, without system messages.
 
-    The result identifies an example also when system prompts differ.
+    The result identifies an example even if runs have different system prompts.
     """
     opening = []
     for message in messages:

@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.episode import Example, Split
 from envs.messages import Message
-from envs.options import checked_limits
+from envs.options import parse_limits
 from envs.protocol import Environment, Pool
 
 
@@ -51,7 +51,7 @@ class Mixture(Environment):
         """Set one system prompt for all environments, and sampler options per environment.
 
         If system_prompt is None, each environment keeps its prompt. `sampling` maps the name of an
-        environment to its sampler options (`checked_limits` in envs/options.py).
+        environment to its sampler options (`parse_limits` in envs/options.py).
         """
         if unknown := set(sampling or {}) - set(self._envs):
             raise ValueError(
@@ -61,11 +61,11 @@ class Mixture(Environment):
             if system_prompt is not None:
                 env.configure(system_prompt=system_prompt)
             if sampling and name in sampling:
-                env.sampling = checked_limits(sampling[name], f"env.sampling.{name}")
+                env.sampling = parse_limits(sampling[name], f"env.sampling.{name}")
 
     @property
-    def has_turns(self) -> bool:
-        return any(env.has_turns for env in self._envs.values())
+    def is_multi_turn(self) -> bool:
+        return any(env.is_multi_turn for env in self._envs.values())
 
     def check_machine(self) -> None:
         for env in self._envs.values():

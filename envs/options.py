@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.messages import Message
 
-_MAX_STOPS = 4  # the OpenAI API accepts at most this many stop texts
+_MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
 
@@ -59,8 +59,8 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
     return [*([{"role": "system", "content": text}] if text else []), *rest]
 
 
-def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the texts that end a turn (`stop`). Raise ValueError if they are invalid."""
+def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
+    """Return the texts that end a turn as a tuple. Raise ValueError if they are invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
         raise ValueError(f"{key}={stop} is not a list: write {key}=['</answer>']")
     if "" in stop:
@@ -72,8 +72,8 @@ def checked_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return `given`. Raise ValueError if it has an option that only a whole run can have."""
+def parse_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the sampler options of one environment. Raise ValueError if one is invalid."""
     if other := [name for name in given if name not in _LIMITS]:
         raise ValueError(
             f"{key}.{other[0]}: one environment may have its own {', '.join(_LIMITS)} and no other "
@@ -81,7 +81,7 @@ def checked_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
         )
     limits = dict(given)
     if "stop" in limits:
-        limits["stop"] = checked_stops(limits["stop"], f"{key}.stop")
+        limits["stop"] = parse_stops(limits["stop"], f"{key}.stop")
     for name, kind, expected in (
         ("max_tokens", int, "a whole number, at least 1"),
         ("rollout_timeout", (int, float), "a number above 0"),

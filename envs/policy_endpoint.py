@@ -1,8 +1,8 @@
 """A chat endpoint (OpenAI API) on 127.0.0.1 whose model is the policy in training.
 
-    POST /v1/chat/completions     the header X-Session-ID, or the API key, identifies the episode
+    POST /v1/chat/completions     the header X-Session-ID or the API key identifies the episode
 
-A request may ask for a stream. The stream contains the whole turn in one chunk. The run's sampler
+A request may ask for a stream. One chunk of the stream contains the whole turn. The run's sampler
 decides how tokens are sampled, so the request's temperature and limits have no effect.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.messages import Message, as_sent
+from envs.messages import Message, to_api_format
 from envs.protocol import ContextFull, PolicyTurn
 
 MODEL = "policy"
@@ -27,7 +27,7 @@ _MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps an episode's session id or key to its function."""
+    """A chat endpoint. `speakers` maps an episode's session id or key to its GetTurn function."""
 
     speakers: dict[str, GetTurn] = field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class PolicyEndpoint:
         """Start the server and yield its base URL."""
         app = web.Application(client_max_size=_MAX_REQUEST)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # handler_cancellation: if the client disconnects after a timeout, vLLM's work ends, too.
+        # With handler_cancellation, vLLM ends its work if the client disconnects after a timeout.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -64,23 +64,24 @@ class PolicyEndpoint:
         except ContextFull as full:
             return _error_response(400, "context_length_exceeded", str(full))
         if body.get("stream"):
-            return web.Response(body=_stream(spoken), content_type="text/event-stream")
+            return web.Response(body=_stream_chunks(spoken), content_type="text/event-stream")
         return web.json_response(completion(spoken))
 
 
 def completion(spoken: PolicyTurn) -> dict[str, Any]:
     """Return a turn as a chat completion of the OpenAI API."""
-    choice = {"index": 0, "message": as_sent(spoken.message), "finish_reason": _reason(spoken)}
+    message, reason = to_api_format(spoken.message), _finish_reason(spoken)
+    choice = {"index": 0, "message": message, "finish_reason": reason}
     return _response("chat.completion", [choice], spoken)
 
 
-def _stream(spoken: PolicyTurn) -> bytes:
+def _stream_chunks(spoken: PolicyTurn) -> bytes:
     """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
-    delta = as_sent(spoken.message)
+    delta = to_api_format(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     content = {"index": 0, "delta": delta, "finish_reason": None}
-    ending = {"index": 0, "delta": {}, "finish_reason": _reason(spoken)}
+    ending = {"index": 0, "delta": {}, "finish_reason": _finish_reason(spoken)}
     chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
     # Both chunks have the same id, by which clients join them.
     chunks[1]["id"] = chunks[0]["id"]
@@ -103,7 +104,7 @@ def _response(kind: str, choices: list[dict[str, Any]], spoken: PolicyTurn) -> d
     }
 
 
-def _reason(spoken: PolicyTurn) -> str:
+def _finish_reason(spoken: PolicyTurn) -> str:
     if spoken.cut_off:
         return "length"
     return "tool_calls" if spoken.message.get("tool_calls") else "stop"

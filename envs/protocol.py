@@ -37,7 +37,7 @@ class PolicyTurn:
 
 
 class Speak(Protocol):
-    """The policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
+    """Samples the policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
 
     async def __call__(
         self,
@@ -51,15 +51,15 @@ class Speak(Protocol):
         """Return the policy's turn after these messages.
 
         `role` names the player whose turn it is, if several roles of the policy play an episode.
-        The turn begins with `prefix`, tokens or a text. `prefix_trains`: whether it is trained.
+        `prefix` (tokens or text) begins the turn. `prefix_trains`: whether its tokens are trained.
         """
         ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprob of each token of `text` in its turn after these messages.
 
-        `after` is text of the same turn before `text`, such as reasoning. The version that vLLM has
-        loaded computes the logprobs at temperature 1. The tokens are not trained.
+        `after`: the text of the same turn before `text`, such as reasoning. vLLM computes the
+        logprobs with its current version at temperature 1. The tokens are not trained.
         """
         ...
 
@@ -83,7 +83,7 @@ class Environment:
         tools: functions that the policy may call (envs/tools.py).
         tool_timeout: maximum seconds of one tool call.
         describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
-            with the tools works without them.
+            with the tools works without the schemas.
         max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
@@ -132,7 +132,7 @@ class Environment:
             if value is not None:
                 setattr(self, name, value)
 
-    def opened(self, messages: Sequence[Message]) -> list[Message]:
+    def add_system_prompt(self, messages: Sequence[Message]) -> list[Message]:
         """Return an example's messages with `system_prompt`, if set, as the system message."""
         return with_system_prompt(messages, self.system_prompt)
 
@@ -182,19 +182,19 @@ class Environment:
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return name -> reward of a finished episode; NaN if the episode cannot be scored.
+        """Return the rewards of a finished episode by name; NaN if it cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
-        The reward of a list is its sum, but advantage=turn_group_mean uses the number of each turn.
+        The sum of a list is the reward. advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, float]]:
         """Return further rewards by name for each finished episode of one example. Optional.
 
-        For rewards that compare the episodes: a judge that ranks them, a majority vote, diversity.
-        `score` and `close` were called for each episode before. Episodes that failed are left out.
-        After an error, no rollout of the group has a reward. The default returns no rewards.
+        Use it for rewards that compare episodes: a judge's ranking, a majority vote, diversity.
+        The player first calls `score` and `close` for each episode, and omits failed episodes. If
+        `score_group` raises, no rollout of the group has a reward. The default adds no rewards.
         """
         return [{} for _ in episodes]
 
@@ -226,15 +226,15 @@ class Environment:
         """Return the prompt with the hint of an example.
 
         A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
-        policy reads this prompt itself if its strategy shows it the hint (strategy.py).
+        policy reads this prompt itself if its strategy shows the hint (rl/sampling/strategy.py).
 
         `messages` are the example's messages, or the whole conversation where a chat template
         changed earlier turns. The default appends the example's hint to the last of the example's
         messages. Raise ValueError if the example has no hint.
 
-        After the group, `episode` is the finished episode and `group` has all episodes of the
-        example that did not fail, with their `reward`. A call without an episode, before the run,
-        asks whether the example has a hint.
+        After the group was played, `episode` is the finished episode, and `group` has all episodes
+        of the example that did not fail, with their `reward`. Before the run, a call without an
+        episode asks whether the example has a hint.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
@@ -244,7 +244,7 @@ class Environment:
                 "teacher_messages() method, or set reference.sees_hint=false and "
                 "strategy=independent"
             )
-        last = max(min(len(self.opened(example.messages)), len(messages)) - 1, 0)
+        last = max(min(len(self.add_system_prompt(example.messages)), len(messages)) - 1, 0)
         content = f"{messages[last].get('content') or ''}\n\n{hint}"
         return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
@@ -257,7 +257,7 @@ class Environment:
         return [Pool(1.0, self.examples(split))]
 
     @property
-    def has_turns(self) -> bool:
+    def is_multi_turn(self) -> bool:
         """Whether episodes may have several turns."""
         return self.max_turns > 1 or self.holds_conversation
 
@@ -272,11 +272,10 @@ class Environment:
         return (self.toolbox.specs or None) if self.describe_tools else None
 
 
-def checked_weights(weights: Mapping[str, float], scored: Sequence[str]) -> dict[str, float]:
-    """Return `weights`. Raise ValueError if a name is not in `scored`, the rewards of `score`."""
+def check_weights(weights: Mapping[str, float], scored: Sequence[str]) -> None:
+    """Raise ValueError if `weights` has a name that is not in `scored`, the rewards of `score`."""
     if unknown := set(weights) - set(scored):
         raise ValueError(
             f"reward_weights contains {sorted(unknown)}, which this environment does not score: "
             f"choose from {', '.join(scored)}"
         )
-    return dict(weights)

@@ -16,11 +16,11 @@ from string import ascii_lowercase
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
 from envs.options import check_at_least, check_range
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # random.sample cannot draw longer words: len(range(26**14)) overflows
+_MAX_NUMBERED = 13  # longest word that random.sample can draw: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class ReverseText(Environment):
                 f"only {capacity} words have {self.min_length} to {self.max_length} letters, but "
                 f"num_train + num_eval = {wanted}: raise max_length, or lower num_train or num_eval"
             )
-        checked_weights(self.reward_weights, REWARDS)
+        check_weights(self.reward_weights, REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
@@ -84,7 +84,7 @@ class ReverseText(Environment):
         return [word for word in drawn if word not in held_out][: self.num_train]
 
     def _draw(self, rng: Random, count: int) -> list[str]:
-        """Return `count` distinct words, with more long words if there are too few short ones."""
+        """Return `count` distinct words. Long words replace short words that do not exist."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
             share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length

@@ -19,12 +19,12 @@ import regex
 
 from envs.episode import Episode
 
-_LONGEST_S = 1.0  # maximum seconds of a match, because a match blocks all other rollouts
+_LONGEST_S = 1.0  # maximum seconds of a regex match, which blocks all other rollouts
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
 NUMBER = re.compile(
-    r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?      # a sign, which the minus of 10-3 is not
+    r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?      # a sign, but not the minus of 10-3
     (?: (?<!\d)(?<!\d/) (?: \d{1,3}(?:,\d{3})+(?!\d) | \d+ ) (?:\.\d+)?
       | (?<![\w.]) \.\d+ )                       # a number without leading digit: .5
     (?: [eE][-\u2212+]?\d{1,3}(?!\w) | /(?P<denominator>[1-9]\d*)(?![\d/]) )?""",
@@ -32,19 +32,19 @@ NUMBER = re.compile(
 )
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    The sign of a number is dropped, too, so compare numbers with `number_match`.
+    The result has no minus signs, so compare numbers with `number_match`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
-    """Return 1 if `text` equals an answer after `normalised`, else 0.
+    """Return 1 if `text` equals an answer after `normalise`, else 0.
 
-    If `normalised` removes the whole answer, as it does with "A" or "<", the comparison removes
-    less: first only punctuation, then only spaces at both ends. Case is always ignored.
+    `normalise` leaves nothing of answers such as "A" or "<". The comparison then removes only
+    punctuation or, if this leaves nothing, only spaces at both ends. Case is always ignored.
     """
     pairs = (_comparable(text, answer) for answer in _as_list(answers))
     return float(any(ours == theirs for ours, theirs in pairs))
@@ -88,11 +88,11 @@ async def token_f1(episode: Episode) -> float:
 async def contains(episode: Episode) -> float:
     """Return 1 if the policy's text contains an answer as whole normalised words, else 0.
 
-    An answer of only articles and punctuation, such as "A", is not looked for, because most English
-    text contains it. Use exact_match for such answers.
+    An answer of only articles and punctuation, such as "A", is ignored, because most English text
+    contains it. Use exact_match for such answers.
     """
-    text = f" {normalised(final_text(episode))} "
-    phrases = (normalised(answer) for answer in answers_of(episode))
+    text = f" {normalise(final_text(episode))} "
+    phrases = (normalise(answer) for answer in answers_of(episode))
     return float(any(f" {words} " in text for words in phrases if words))
 
 
@@ -130,7 +130,7 @@ def _as_list(answers: Sequence[str]) -> Sequence[str]:
 
 def _comparable(text: str, answer: str) -> tuple[str, str]:
     """Return text and answer with the strongest normalisation that keeps the answer non-empty."""
-    forms = (normalised, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
+    forms = (normalise, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
     for form in forms:
         if expected := form(answer):
             return form(text), expected

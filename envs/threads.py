@@ -1,4 +1,4 @@
-"""Calls environment code, in a thread if it may block, so that the event loop is not blocked.
+"""Calls environment code without blocking the event loop.
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
 hangs, the caller's timeout ends the wait, and the thread is abandoned: it delays neither other
@@ -23,7 +23,7 @@ class _Threads:
     """The threads of one event loop. Each loop needs its own semaphore."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # id of an abandoned call -> its function
+    hung: dict[int, str] = field(default_factory=dict)  # abandoned call -> name of its function
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -55,16 +55,18 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     await threads.free.acquire()
     # Pass the caller's context variables to the thread, as asyncio.to_thread does.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
-    result = await _in_thread(partial(context.run, function, *args, **kwargs), name, threads)
+    result = await _run_in_thread(partial(context.run, function, *args, **kwargs), name, threads)
     return await result if inspect.isawaitable(result) else result
 
 
-async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
+async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
     """Run `work` in a thread, which occupies one of MAX_THREADS until `work` ends."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
+    ended = asyncio.Event()
 
     def finish(value: Any, error: BaseException | None) -> None:
+        ended.set()
         threads.free.release()
         threads.hung.pop(id(future), None)
         if future.done():  # The caller has abandoned the call.
@@ -90,5 +92,5 @@ async def _in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> A
     try:
         return await future
     finally:
-        if future.cancelled():
+        if future.cancelled() and not ended.is_set():
             threads.hung[id(future)] = name

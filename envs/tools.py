@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from docstring_parser import parse as parse_docstring
 
-from envs.messages import Message, parse_json, plain_json, well_formed
+from envs.messages import Message, clean_json, parse_json, replace_surrogates
 from envs.threads import call as call_function
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ Function = Callable[..., Any]
 EPISODE = "episode"  # name of the parameter that receives the Episode
 
 
-def unwrapped(function: Function) -> Function:
+def unwrap(function: Function) -> Function:
     """Return the function inside a configured `partial`, or the function itself."""
     return function.func if isinstance(function, partial) else function
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
     """Return the parameters before the `*`. The policy or binding.py passes them, not YAML."""
-    parameters = inspect.signature(unwrapped(function)).parameters
+    parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
 
@@ -62,7 +62,7 @@ class Tool:
     """
 
     def __init__(self, function: Function) -> None:
-        """Build the schema. Raise ValueError if a parameter has no type or one unknown to JSON."""
+        """Build the schema. Raise ValueError if a parameter has no type or no JSON type."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -103,7 +103,7 @@ class Tool:
             return (name, kind)
         default = parameter.default
         if isinstance(default, list | dict | set):
-            raise ValueError(f"the tool {self.name}: default of {name!r} is mutable: use None")
+            raise ValueError(f"the tool {self.name}: the default of {name!r} is mutable: use None")
         return (name, kind, default)
 
     def _schema(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Tool:
 
 
 class Toolbox:
-    """The tools of one environment. `specs` has a schema per function, in the same order."""
+    """The tools of one environment. `specs` has one schema per function, in their order."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
         """Create the tools. A call that takes longer than `timeout` seconds is an error."""
@@ -163,7 +163,7 @@ class Toolbox:
             content = f"Error: {error}"
         episode.tool_calls += 1
         # The result may repeat text of the policy, which can contain lone surrogates.
-        content = well_formed(content)
+        content = replace_surrogates(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 
     async def _answer(self, tool_call: Message, episode: "Episode") -> str:
@@ -175,7 +175,7 @@ class Toolbox:
             raise ToolError(f"there is no tool {name!r}. {self._list_of_tools}")
         try:
             is_text = isinstance(arguments, str)
-            arguments = parse_json(arguments or "{}") if is_text else plain_json(arguments)
+            arguments = parse_json(arguments or "{}") if is_text else clean_json(arguments)
         except ValueError as error:
             raise ToolError(f"the arguments are not JSON: {error}") from error
         deadline = asyncio.timeout(self._timeout)

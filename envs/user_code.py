@@ -31,7 +31,7 @@ def is_library(file: str) -> bool:
     return path.is_relative_to(_STANDARD) or any(top.glob("*.dist-info"))
 
 
-def location_of(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
+def find_location(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
     """Return file and line of an error: the innermost frame in `file`, else in the user's code.
 
     A syntax error names its own file. If no frame is in the user's code, the last frame counts.
@@ -44,7 +44,7 @@ def location_of(error: BaseException, file: str | None = None) -> tuple[str, int
     return (own[-1].filename, own[-1].lineno or 1) if own else None
 
 
-def place_of(error: BaseException, module: str | None = None) -> str:
+def format_location(error: BaseException, module: str | None = None) -> str:
     """Return ` (file.py:line)` of the error, in the file of `module` if the traceback has it."""
-    found = location_of(error, getattr(sys.modules.get(module or ""), "__file__", None))
+    found = find_location(error, getattr(sys.modules.get(module or ""), "__file__", None))
     return f" ({Path(found[0]).name}:{found[1]})" if found else ""

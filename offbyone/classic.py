@@ -38,7 +38,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # -1 is no limit. `env_response` enforces our max_turns, because it needs the last turn.
+            # -1: no limit. `env_response` applies our max_turns, because it needs the last turn.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
@@ -54,7 +54,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
         state: vf.State,
         **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
-        """Return the environment's reply. To end the rollout, set state["final_env_response"]."""
+        """Return the environment's reply. Set state["final_env_response"] to end the rollout."""
         played: PlayedEpisode = state[PLAYED]
         cut_off = state["trajectory"][-1]["is_truncated"]
         try:
@@ -107,7 +107,7 @@ class ExportedRubric(vf.Rubric):
 def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
     rows = [
         {
-            "prompt": env.environment_of(example).opened(example.messages),
+            "prompt": env.environment_of(example).add_system_prompt(example.messages),
             "answer": "",
             "info": json.dumps({"split": split, "id": i, "env": example.env}),
         }

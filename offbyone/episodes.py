@@ -1,4 +1,4 @@
-"""An episode of one of our environments, played by the library `verifiers` (both of its APIs)."""
+"""An episode of one of our environments that the library `verifiers` plays, by either API."""
 
 import math
 
@@ -13,7 +13,7 @@ class PlayedEpisode:
 
     def __init__(self, env: Environment, example: Example) -> None:
         self.env = env.environment_of(example)
-        self.episode = Episode(example=example, messages=self.env.opened(example.messages))
+        self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
     def add(self, message: Message) -> None:
         """Append a message of the policy to the episode."""

@@ -1,6 +1,6 @@
 """Exports our environments as a taskset of `verifiers.v1`, with the harness that plays it.
 
-vf-eval offbyone --env.taskset.env reverse-text --env.taskset.knobs '{"max_length": 8}'
+vf-eval offbyone --env.taskset.env reverse-text --env.taskset.options '{"max_length": 8}'
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from offbyone.episodes import PlayedEpisode
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The options of the taskset. `knobs` contains the changed options of the environment."""
+    """The options of the taskset. `options` contains the changed options of the environment."""
 
     env: str = "reverse-text"
-    knobs: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
+    options: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
     split: Literal["train", "eval"] = "eval"
 
 
@@ -62,10 +62,10 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
 
     def load(self) -> Iterator[ExportedTask]:
         """Yield all examples of the split as tasks."""
-        whole = load_for_verifiers(self.config.env, **self.config.knobs)
+        whole = load_for_verifiers(self.config.env, **self.config.options)
         for example in whole.examples(self.config.split):
             env = whole.environment_of(example)
-            prompt = env.opened(example.messages)
+            prompt = env.add_system_prompt(example.messages)
             data = vf.TaskData(id=f"{example.env}-{example.id}", prompt=prompt)
             task = ExportedTask(data, self.config.task)
             task.played_by, task.example = env, example
@@ -123,7 +123,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent, which runs in this process, as the harness starts no program."""
+    """The options of the agent. It runs in this process, because the harness starts no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from random import Random
 
-from envs.maths.questions import Procedural, Question
+from envs.maths.questions import GeneratedQuestions, Question
 
 
 def _product(rng: Random, digits: int) -> Question:
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[Random, int], Question]] = {
 }
 
 
-class Calculations(Procedural):
+class Calculations(GeneratedQuestions):
     """A source of calculations, with about equally many questions of each kind."""
 
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:

@@ -13,7 +13,7 @@ from envs.episode import Episode, Example, Split
 from envs.maths.grading import Grader, final_answer, marked_answer
 from envs.maths.questions import Question, Questions
 from envs.messages import Message, assistant, user
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 
 REWARDS = ("correct", "format")
 
@@ -29,7 +29,7 @@ class Maths(Environment):
     reward_weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        checked_weights(self.reward_weights, REWARDS)
+        check_weights(self.reward_weights, REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         return [
@@ -45,10 +45,10 @@ class Maths(Environment):
 
         correct: the answer (`final_answer` in grading.py) means the same as the example's answer.
         format: the answer is in \boxed{} or after ####.
-        unjudged: the comparison exceeded its limits, so the answer counts as wrong.
+        unjudged: the answers could not be compared, so the answer counts as wrong.
         """
         answer = final_answer(episode.text)
-        same = await self.grader.same(episode.example.info["answer"], answer or "")
+        same = await self.grader.means_same(episode.example.info["answer"], answer or "")
         return {
             "correct": float(same is True),
             "format": float(bool(marked_answer(episode.text.rpartition("</think>")[2]))),
@@ -57,7 +57,7 @@ class Maths(Environment):
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield an endless stream of training questions with the expert's turns."""
-        for question in self.questions.fresh(rng):
+        for question in self.questions.sample_questions(rng):
             turns = self._expert(question)
             if not turns:
                 raise ValueError(

@@ -65,7 +65,7 @@ def marked_answer(text: str) -> str | None:
     return marks[-1].strip() if marks else None
 
 
-def normalised(answer: str) -> str:
+def normalise(answer: str) -> str:
     r"""Return the answer without outer $, extra spaces, `\text` and a final dot."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
@@ -115,25 +115,25 @@ class Grader:
         """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
         check_sandbox(self._limits, _PRELOAD)
 
-    async def same(self, gold: str, answer: str) -> bool | None:
-        """Return whether both answers mean the same; None if the comparison exceeds the limits."""
+    async def means_same(self, gold: str, answer: str) -> bool | None:
+        """Return whether both answers mean the same; None if they could not be compared."""
         if len(answer) > MAX_CHARS:
             return answer == gold
-        gold, answer = normalised(gold), normalised(answer)
+        gold, answer = normalise(gold), normalise(answer)
         if gold == answer or not answer:
             return bool(answer)
         values = number(gold), number(answer)
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the one used last, whose process is most likely running
+            sandbox = self._idle.pop()  # the one used last, because its process may still run
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # the comparison exceeded its limits
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Return None for any other output, such as a traceback: a comparison was impossible.
+        # Any other output, such as a traceback, means that the comparison failed: return None.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from random import Random
 from envs.episode import Split
 from envs.options import check_at_least
 
-MAX_TRIES = 20  # maximum number of draws, divided by the number of requested questions
+MAX_TRIES = 20  # maximum number of draws per requested question
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Questions:
         """Return all questions of a split, in an order that does not change between runs."""
         raise NotImplementedError
 
-    def fresh(self, rng: Random) -> Iterator[Question]:
-        """Yield training questions, without end. None of them is in the eval split."""
+    def sample_questions(self, rng: Random) -> Iterator[Question]:
+        """Yield random training questions, without end. None of them is in the eval split."""
         known = self.load("train")
         while True:
             yield rng.choice(known)
 
 
-class Procedural(Questions):
-    """Base class of sources that generate questions: `draw` is called with fixed seeds.
+class GeneratedQuestions(Questions):
+    """Base class of sources that generate questions. `load` calls `draw` with fixed seeds.
 
-    The eval questions depend only on the options of `draw` and on num_eval. They are distinct, and
-    occur neither in the train split nor in the questions of `fresh`.
+    The eval questions depend only on the options of `draw` and on num_eval. They are distinct.
+    Neither the train split nor `sample_questions` contains them.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:
@@ -58,7 +58,7 @@ class Procedural(Questions):
         """Return num_train or num_eval distinct questions."""
         return self._eval if split == "eval" else self._train
 
-    def fresh(self, rng: Random) -> Iterator[Question]:
+    def sample_questions(self, rng: Random) -> Iterator[Question]:
         """Yield random questions, without end. None of them is in the eval split."""
         held_out = {question.text for question in self._eval}
         while True:
@@ -68,13 +68,13 @@ class Procedural(Questions):
 
     @cached_property
     def _eval(self) -> list[Question]:
-        return self._distinct("eval", self._num_eval, set())
+        return self._draw_distinct("eval", self._num_eval, set())
 
     @cached_property
     def _train(self) -> list[Question]:
-        return self._distinct("train", self._num_train, {question.text for question in self._eval})
+        return self._draw_distinct("train", self._num_train, {q.text for q in self._eval})
 
-    def _distinct(self, split: Split, count: int, taken: set[str]) -> list[Question]:
+    def _draw_distinct(self, split: Split, count: int, taken: set[str]) -> list[Question]:
         rng = Random(f"{type(self).__name__}/{split}")
         questions: list[Question] = []
         for _ in range(MAX_TRIES * count):

@@ -9,7 +9,7 @@ Each step applies one operation to the current number. min_steps and max_steps s
 from collections.abc import Callable, Sequence
 from random import Random
 
-from envs.maths.questions import Procedural, Question
+from envs.maths.questions import GeneratedQuestions, Question
 from envs.options import check_range
 
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
@@ -22,7 +22,7 @@ def _divisors(total: int) -> list[int]:
     return [k for k in range(2, 10) if total % k == 0 and total > k]
 
 
-# (sentence, operation, function that draws the numbers of both: none if the step is impossible)
+# (sentence, operation, function that draws the numbers of both, or [] if the step is impossible)
 STEPS: tuple[tuple[str, str, Draw], ...] = (
     (
         "A friend gives {name} {0} more {things}.",
@@ -52,7 +52,7 @@ STEPS: tuple[tuple[str, str, Draw], ...] = (
 )
 
 
-class WordProblems(Procedural):
+class WordProblems(GeneratedQuestions):
     """A source of word problems with min_steps..max_steps steps."""
 
     def __init__(self, *, min_steps: int, max_steps: int, num_train: int, num_eval: int) -> None:
@@ -71,9 +71,9 @@ class WordProblems(Procedural):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # The code computes the last total, with which the line of the solution begins.
-            known = f"({code})" if lines else code
-            code = operation.replace("/", "//").format(*numbers, total=known)
+            # In the code, an expression stands for the total. In the solution, its value does.
+            nested = f"({code})" if lines else code
+            code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)
             lines.append(f"{operation.format(*numbers, total=before)} = {total}")
         story.append(f"How many {things} does {name} have now?")

@@ -1,11 +1,11 @@
-"""Confines the calling process, which can then only compute and read Python's library.
+"""Confines the calling process: after that, it can only compute and read Python's library.
 
     out of memory     the kernel ends this process before all other processes
     resource limits   memory; no core dump, no write to any file, no child process
     capabilities      none, also for root
     Landlock          reads only Python's library and system libraries; traces no process
     seccomp           a list of allowed system calls: no network, no child or thread, no program,
-                      no signal to other processes, no change to any file or foreign descriptor
+                      no signal to other processes, no change to any file
 
 No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
 laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, x86_64 number and aarch64 number of each call. Only old C libraries use the last line.
+# Name, x86_64 number and aarch64 number of each call. Only old C libraries make the last calls.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -99,13 +99,13 @@ def readable_paths(packages: Sequence[str]) -> list[str]:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities of root irreversibly."""
+    """Drop all capabilities irreversibly, and set no_new_privs."""
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _call("capset", header, none)
 
 
-def landlock(paths: Sequence[str]) -> bool:
+def apply_landlock(paths: Sequence[str]) -> bool:
     """Forbid access to files outside `paths`. Return False if the kernel has no Landlock."""
     try:
         version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
@@ -113,7 +113,7 @@ def landlock(paths: Sequence[str]) -> bool:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # Forbid all file rights that this version of Landlock knows. The loop allows to read `paths`.
+    # Forbid all file rights that this version of Landlock knows. The loop allows reading `paths`.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -126,8 +126,8 @@ def landlock(paths: Sequence[str]) -> bool:
     return True
 
 
-def guard_reading(paths: Sequence[str]) -> None:
-    """Forbid access to files outside `paths` with an audit hook. Used if Landlock is missing."""
+def restrict_reading(paths: Sequence[str]) -> None:
+    """Forbid access to files outside `paths` with an audit hook, because Landlock is missing."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -149,7 +149,7 @@ def _seccomp_program(machine: str) -> bytes:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Kill calls of another architecture (32-bit on x86_64), because their call numbers differ.
+        # Kill the process at a 32-bit call on x86_64, because its number means another call.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -174,7 +174,7 @@ def _seccomp_program(machine: str) -> bytes:
     return b"".join(struct.pack("HBBI", *step) for step in [*steps, refuse, refuse])
 
 
-def seccomp() -> None:
+def apply_seccomp() -> None:
     """Refuse every system call that is not in ALLOWED, irreversibly.
 
     Raise OSError if the kernel or container rejects the filter, or MACHINES lacks this machine.
@@ -189,18 +189,18 @@ def seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all layers, in the only order that works. Raise OSError if the kernel refuses one."""
+    """Apply all restrictions in the order that they need. Raise OSError if one is refused."""
     # Make the kernel kill this process when the thread that started it ends.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Make the kernel end this process first if memory runs out. This needs a writable /proc.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     limit_resources(memory_mb)
-    drop_capabilities()  # The next layers need no_new_privs, which this call sets.
+    drop_capabilities()  # first, because the next layers need no_new_privs
     paths = readable_paths(packages)
-    landlocked = landlock(paths)
+    landlocked = apply_landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
-    seccomp()  # must follow Landlock, because the filter refuses Landlock's calls
+    apply_seccomp()  # must follow Landlock, because the filter refuses Landlock's calls
     if not landlocked:
-        guard_reading(paths)  # must be last, because it disables ctypes for the other layers
+        restrict_reading(paths)  # must be last, because it disables ctypes for the other layers

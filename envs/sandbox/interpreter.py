@@ -2,8 +2,8 @@
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-An answer contains the ticket of its request. Code that finds the socket can forge an answer. This
-gains it nothing, because the caller treats the text as output of the code and limits its length.
+An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
+it gains nothing: the caller treats the text as output of the code and limits its length.
 """
 
 import ast
@@ -20,7 +20,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message. Its text is empty, or says why the start failed.
+READY = bytes(8)  # ticket of the first message, whose text is the error of the start, or empty
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -39,13 +39,13 @@ class CappedOutput(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # not at every write, because slicing copies the text
+        if len(self._tail) > 2 * self._half:  # not at every write, because slicing copies text
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
 
     def text(self) -> str:
-        """Return the output. If it was too long, a note replaces its middle."""
+        """Return the output. If it is too long, a note replaces its middle."""
         tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
         between = f"\n... {missing} characters left out ...\n" if missing else ""
@@ -112,7 +112,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process, then answer requests. The last program argument is JSON options."""
+    """Confine this process and answer requests. The last argument has options in JSON."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

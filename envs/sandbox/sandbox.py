@@ -31,7 +31,7 @@ from envs.options import check_at_least
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
-START_TIMEOUT = 120.0  # seconds for the start of a process
+START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
 # The process gets only these environment variables. It cannot start threads, so libraries use one.
@@ -58,7 +58,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Error: the process sent an invalid answer. Error texts add "the code" before the message."""
+    """The error of an invalid answer from the process. Error texts begin with "the code"."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -80,7 +80,7 @@ class Sandbox:
     """A confined Python interpreter. Its process starts at the first use."""
 
     def __init__(self, limits: Limits, preload: str = "") -> None:
-        """Create a sandbox. Each new process first runs the code `preload`, without time limits."""
+        """Create a sandbox. Each new process first runs `preload`, within START_TIMEOUT."""
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -144,7 +144,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # the limit is at least `left` seconds away
+                if left > 0:  # one thread cannot reach the limit earlier than in `left` seconds
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -202,7 +202,7 @@ class Sandbox:
                     await self._send(READY, self._preload)
                     problem = await self._receive(READY)
         except (TimeoutError, _InvalidAnswer, OSError) as error:
-            problem = f"it did not get ready within {START_TIMEOUT:g} s ({error!r})"
+            problem = f"its process failed, or took longer than {START_TIMEOUT:g} s ({error!r})"
         if problem:
             raise RuntimeError(f"this machine cannot start a sandbox for Python code: {problem}")
 

@@ -18,7 +18,7 @@ from verifiers.clients import (  # pyright: ignore[reportMissingImports]
 )
 
 from envs.episode import Split, StopReason
-from envs.messages import Message, call_of, user
+from envs.messages import Message, tool_call_entry, user
 from envs.policy_endpoint import MODEL, completion, text_of
 from envs.protocol import ContextFull, Speak
 from envs.verifiers.adapter import Outcome, Row
@@ -29,10 +29,10 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """The adapter for an environment that `load_environment` returns."""
 
-    max_concurrent: int | None = None  # The rollouts are coroutines: the sampler's limit is enough.
+    max_concurrent: int | None = None  # coroutines need no limit besides the sampler's
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        with _kept_signal_handlers():
+        with _restore_signal_handlers():
             self._env = vf.load_environment(name, **args)
         if self._env.requires_group_rollouts:
             raise ValueError(
@@ -58,7 +58,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # stop_reason=None after a single or truncated turn, whose own stop reason is more precise.
+        # A truncated or single turn has a more precise stop reason of its own, so return None.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -103,7 +103,7 @@ def plain_message(message: Any) -> Message:
     if reasoning := getattr(message, "reasoning_content", None):
         plain["reasoning_content"] = reasoning
     if calls := getattr(message, "tool_calls", None):
-        plain["tool_calls"] = [call_of(call.name, call.arguments, call.id) for call in calls]
+        plain["tool_calls"] = [tool_call_entry(c.name, c.arguments, c.id) for c in calls]
     if call_id := getattr(message, "tool_call_id", None):
         plain["tool_call_id"] = call_id
     return plain
@@ -117,7 +117,7 @@ def _opening(prompt: Any) -> list[Message]:
 
 
 @contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def _restore_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers after the block, in which the library replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield

@@ -3,9 +3,9 @@
     env.id=owner/name  ->  the installed package  ->  ClassicAdapter | TasksetAdapter
                                                        rows, play, reward weights
 
-The library controls the conversation as with any chat endpoint: each of its requests is one turn of
-the policy. Prompts, tools, stop conditions and rewards come from the library. The run's vLLM
-samples every token, with the options of the run's sampler instead of the library's.
+The library controls the conversation, and each of its requests is one turn of the policy. Prompts,
+tools, stop conditions and rewards come from the library. The run's vLLM samples every token, with
+the options of the run's sampler instead of the library's.
 
 `verifiers` 0.1 has the classic API (a module with `load_environment`). `verifiers` 0.4 has tasksets
 (`verifiers.v1`). The two versions cannot be installed together.
@@ -24,7 +24,7 @@ from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
 _CHECKED_PROMPTS = 64  # this many prompts per split are checked for images
-UNLISTED = "unlisted"  # reward name: the library's reward minus all rewards with a known weight
+UNLISTED = "unlisted"  # a reward: the library's reward minus all rewards with a known weight
 
 
 @dataclass(kw_only=True, eq=False)
@@ -87,8 +87,8 @@ class Verifiers(Environment):
         train = self._adapter.rows("train", limit) or []
         if len(train) <= own:
             raise ValueError(
-                f"env.id={self.id} has {len(train)} examples, so env.num_eval={own} leaves none "
-                "for training: lower env.num_eval"
+                f"env.id={self.id} has {len(train)} training examples, of which {own} are held out "
+                "(env.num_eval): lower env.num_eval, or choose an environment with more examples"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]

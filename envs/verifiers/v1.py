@@ -33,15 +33,15 @@ class TasksetAdapter:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """Load the environment. `args`: its options, as in the library's `env` table."""
         self._env = loaders.load_environment(env_config(name, args))
-        # Harnesses and tool servers are processes. Too many at once start slowly (30 on two cores:
-        # minutes), but they mostly wait for the policy, so each core gets several episodes.
+        # Harnesses and tool servers are processes. 30 of them need minutes to start on two cores,
+        # but they mostly wait for the policy, so each core gets several episodes.
         self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None
         self.reward_weights: dict[str, float] = {}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the taskset's tasks; None for eval, because a taskset has no splits."""
+        """Return the tasks as rows; None for eval, because a taskset has no splits."""
         if split == "eval":
             return None
         taskset = self._env.taskset
@@ -80,12 +80,12 @@ class TasksetAdapter:
         return _outcome(episode, full)
 
     async def _context_of_servers(self) -> vf.ModelContext:
-        """Return the context for agents. The first call starts the servers that they need."""
+        """Return the ModelContext for agents. The first call starts the servers that they need."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference to the task, because the event loop has only a weak one.
             self._task = asyncio.create_task(self._run_servers(self._context))
-        # Shielded, so that a cancelled episode does not cancel the future of all episodes.
+        # Without the shield, a cancelled episode would cancel the start for all episodes.
         return await asyncio.shield(self._context)
 
     async def _run_servers(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
@@ -137,7 +137,7 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the episode's outcome. `full`: the context was full, so an error is accepted."""
+    """Return the outcome of an episode. `full`: accept its error, because the context was full."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, but only one can train: choose another env.id")

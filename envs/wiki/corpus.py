@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.loading import json_lines, load_rows
+from envs.loading import load_rows, read_json_lines
 
 INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
 HEADING = re.compile(r"^#{1,6}\s+(\S.*)$")
@@ -76,7 +76,9 @@ def page_of(record: dict[str, Any], where: str) -> Page:
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"{where}: the page has no `title`{_row_hint(record)}")
     if isinstance(content, str):
-        sections = dict(_sections_of(content))
+        sections = {}
+        for name, text in _sections_of(content):
+            sections[name] = f"{sections[name]}\n{text}" if name in sections else text
     if not isinstance(sections, dict) or not sections:
         raise ValueError(
             f"{where}: page {title!r} has no `sections` (mapping) or `content`{_row_hint(record)}"
@@ -90,7 +92,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
         if match := HEADING.match(line):
             if text := "\n".join(lines).strip():
                 yield heading, text
-            # Cut the closing marks here, because a pattern for them takes quadratic time.
+            # Strip the closing # signs here, because a regex for them takes quadratic time.
             heading, lines = match[1].rstrip("#").rstrip() or match[1], []
         else:
             lines.append(line)
@@ -113,9 +115,10 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (file and line for error messages, row with our field names) of each row."""
+    """Yield (source and line for error messages, row with our field names) of each row."""
     if source.endswith(".jsonl"):
-        rows = ((f"{source}, line {n}", row) for n, row in json_lines(Path(source).expanduser()))
+        lines = read_json_lines(Path(source).expanduser())
+        rows = ((f"{source}, line {n}", row) for n, row in lines)
     else:
         loaded = load_rows(source, source, split=split)
         rows = ((f"{source}, row {n}", dict(row)) for n, row in enumerate(loaded))

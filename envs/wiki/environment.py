@@ -3,8 +3,8 @@
     question -> search_pages(query) -> view_sections(page_id) -> read_section(section_id) -> answer
 
 The corpus that we ship has about 400 pages made from tables of facts (envs/wiki/facts.py). Your own
-pages and questions may be JSON lines files or data sets (envs/wiki/corpus.py). Training questions
-and held-out questions are about different pages.
+pages and questions may be JSON lines files or data sets (envs/wiki/corpus.py). In the corpus that
+we ship, training questions and held-out questions are about different pages.
 """
 
 import zlib
@@ -19,11 +19,11 @@ from envs.episode import Episode, Example, Split
 from envs.judge import Judge
 from envs.messages import Message, assistant, tool_call, user
 from envs.options import check_at_least
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
-from envs.wiki.facts import made_up, shipped
-from envs.wiki.index import WikiIndex, pages_found
+from envs.wiki.facts import made_up_corpus, shipped_corpus
+from envs.wiki.index import WikiIndex, share_found
 
 REWARDS = ("exact", "f1", "found", "judge")
 COLUMNS = ("title", "content", "sections", "question", "answer", "level")
@@ -72,10 +72,10 @@ class WikiSearch(Environment):
         check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
         if not 0 <= self.giving_up <= 1:
             raise ValueError(f"giving_up={self.giving_up}: set it to a share between 0 and 1")
-        checked_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
+        check_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
-        _ = self._index  # reads the pages now, so that an error comes before the first episode
+        _ = self._index  # read the pages now, so that an error comes before the first episode
         return [
             Example(
                 id=number,
@@ -107,22 +107,22 @@ class WikiSearch(Environment):
         rewards = {
             "exact": exact(text, answer),
             "f1": f1(text, answer),
-            "found": pages_found(episode.messages[opening:], pages),
+            "found": share_found(episode.messages[opening:], pages),
         }
         return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an expert's conversations, without end, about made-up pages.
+        """Yield conversations of an expert about made-up pages, without end.
 
         A share `giving_up` of the conversations ends after the search without an answer, so that
         the policy does not imitate a perfect expert and RL can improve it.
         """
         while True:
-            pages, questions = made_up(rng)
+            pages, questions = made_up_corpus(rng)
             index = WikiIndex(pages, self.num_results)
             asked_for = [q for q in questions if q.level in self.levels]
             for question in rng.sample(asked_for, min(3, len(asked_for))):
-                conversation = expert(question, index)
+                conversation = expert_conversation(question, index)
                 if conversation is None:
                     continue
                 if self.giving_up and rng.random() < self.giving_up:
@@ -133,7 +133,7 @@ class WikiSearch(Environment):
     @cached_property
     def _pages_and_questions(self) -> tuple[list[Page], list[Question]]:
         if self.corpus is None or self.questions is None:
-            return shipped()
+            return shipped_corpus()
         return (
             read_pages(self.corpus, self.corpus_split, self.columns),
             read_questions(self.questions, self.questions_split, self.columns),
@@ -164,7 +164,7 @@ class WikiSearch(Environment):
         return {"train": train, "eval": held_out[: self.num_eval]}
 
 
-def expert(question: Question, index: WikiIndex) -> list[Message] | None:
+def expert_conversation(question: Question, index: WikiIndex) -> list[Message] | None:
     """Return a conversation that finds the answer; None if the search misses the page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]

@@ -2,9 +2,9 @@
 
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
-Every sentence states one cell of a table. A cell is empty if there is no single answer. `made_up`
-makes pages about countries and elements that do not exist, for demonstrations. Demonstrations on
-the real pages would let the policy memorise these pages instead of learning to search.
+Every sentence states one cell of a table. A cell is empty if there is no single answer. For
+demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist. On the
+real pages, the policy could memorise these pages instead of learning to search.
 """
 
 import csv
@@ -19,7 +19,7 @@ from string import ascii_lowercase, ascii_uppercase
 from envs.wiki.corpus import Page, Question
 
 Row = Mapping[str, str]  # column -> text of the cell
-NUM_INVENTED_ROWS = 4  # a made-up corpus has this many countries and as many elements
+NUM_INVENTED_ROWS = 4  # maximum number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
 INVENTED = ("country", "capital", "currency", "language", "element")
 
@@ -48,20 +48,18 @@ FACTS = {
         "state": Fact("Properties", "The state of {title} at room temperature is {value}."),
     },
 }
+TABLES = {"country": "countries", "element": "elements"}
 NAMES = {"language": "official language", "domain": "internet domain", "number": "atomic number"}
 
 
 @cache
-def shipped() -> tuple[list[Page], list[Question]]:
+def shipped_corpus() -> tuple[list[Page], list[Question]]:
     """Return the pages made from the tables, and all questions about them."""
     tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
     return _pages(tables), _questions(tables)
 
 
-TABLES = {"country": "countries", "element": "elements"}
-
-
-def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
+def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
     """Return pages about countries and elements that do not exist, and questions about them."""
     tables: dict[str, list[Row]] = {}
     for kind, table in TABLES.items():
@@ -71,11 +69,11 @@ def made_up(rng: Random) -> tuple[list[Page], list[Question]]:
         tables[kind] = rows
     names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
     # Drop repeated names, because titles must differ and each question must have one answer.
-    fresh = {
+    unique = {
         kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
     }
-    return _pages(fresh), _questions(fresh)
+    return _pages(unique), _questions(unique)
 
 
 def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
@@ -109,7 +107,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return pair of letters -> letters that follow it in names. A line break ends a name."""
+    """Return the letters that follow each pair of letters in names. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):

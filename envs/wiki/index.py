@@ -27,7 +27,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # `page.text` contains the title, too. Twice in the text, it ranks this page above others.
+        # Repeat the title of `page.text`, so that pages whose title matches the query rank first.
         texts = [_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)
@@ -76,11 +76,11 @@ def _suggestion(word: str, known: list[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"
 
 
-def pages_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[float]:
+def share_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[float]:
     """Return, for each turn of the policy, the share of the wanted pages that the turn found.
 
-    A page counts only for the first turn whose search listed it. So all turns together get at most
-    1, and a repeated search gets 0. Without wanted pages, every turn gets 0.
+    A page counts only in the first turn whose search listed it. So all turns together get at most
+    1, and a repeated search gets 0. Every turn gets 0 if `wanted` is empty.
     """
     found: list[float] = []
     missing = set(wanted)

@@ -120,7 +120,7 @@ def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment
     return ChatSettings(
         sampler=build(policy.sampler)(),
         max_seq_len=policy.max_seq_len,
-        has_turns=env.has_turns,
+        is_multi_turn=env.is_multi_turn,
         num_seqs=((policy.inference and policy.inference.args) or {}).get("max_num_seqs"),
         version=LiveVersion(_VERSION),
         router=Router.to(only_replica(run_folder)),

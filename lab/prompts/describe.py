@@ -44,7 +44,7 @@ def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
     Raises:
         ValueError: the examples have no system prompt, or different system prompts.
     """
-    openings = [env.environment_of(example).opened(example.messages) for example in examples]
+    openings = [env.environment_of(one).add_system_prompt(one.messages) for one in examples]
     firsts = [messages[0] if messages else {} for messages in openings]
     prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
     if prompts == {""} or len(prompts) > 1:

@@ -181,7 +181,7 @@ def _search(
             setting = chat_setting(teacher, teacher_folder, env)
             client = RendererClient(on_rewrite="fork")
         sampler = reflection.sampler(setting.sampler)
-        reflecting = connect(client, replace(setting, sampler=sampler, has_turns=False))
+        reflecting = connect(client, replace(setting, sampler=sampler, is_multi_turn=False))
         if reflection.client is not None:
             runner.run(reflecting.endpoint.check_access(reflecting.client))
         bar = Progress(console, settings.max_calls, "calls", done=_num_played(run_folder))

@@ -165,7 +165,7 @@ class Search:
             line = evaluated_line(PlayedExample(example, rollouts), rollouts[0])
             key = {"prompt": prompt_fingerprint(prompt), "split": tasks[index].split}
             record = append_line(self.run_folder.evaluated, {**key, **line})
-            num_opening = len(envs[index].opened(example.messages))
+            num_opening = len(envs[index].add_system_prompt(example.messages))
             attempts[index] = Attempt(example, record["messages"][num_opening:], record)
             self.progress.advance(1)
             if record["reward"] is None:

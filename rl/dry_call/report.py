@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.user_code import location_of
+from envs.user_code import find_location
 
 
 class BadResult(ValueError):
@@ -74,7 +74,7 @@ def defined_at(made: Any) -> tuple[str, int] | None:
 def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
     """Return the file and the line of the last frame of user code in a traceback."""
     own = defined_at(made)
-    found = location_of(error, own and own[0])
+    found = find_location(error, own and own[0])
     return found if found and not Path(found[0]).is_relative_to(Path(__file__).parent) else own
 
 

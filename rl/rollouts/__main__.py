@@ -121,7 +121,7 @@ async def main(run_folder: RunFolder) -> None:
             setting = ChatSettings(
                 sampler=sampler,
                 max_seq_len=run.max_seq_len,
-                has_turns=env.has_turns,
+                is_multi_turn=env.is_multi_turn,
                 num_seqs=num_seqs and num_seqs * len(run.inference.names),
                 version=version,
                 router=replicas.router,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 
-from envs.user_code import place_of
+from envs.user_code import format_location
 from rl.runtime.files import write_whole
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
@@ -50,7 +50,7 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
-    text = printable(f"{type(error).__name__}: {error}{place_of(error)}")
+    text = printable(f"{type(error).__name__}: {error}{format_location(error)}")
     remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
     return "\n".join([text, *remedies])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from envs.episode import Episode, StopReason
-from envs.messages import Message, plain_json, well_formed
+from envs.messages import Message, clean_json, replace_surrogates
 from envs.protocol import Environment
 from rl.inference.client import RequestTally
 from rl.inference.completion import Completion
@@ -132,7 +132,7 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
     if len(name) > _MAX_NAME_LENGTH:
         return invalid_call(call_id, raw, "the tool call's name is too long")
     try:
-        function = {"name": well_formed(name), "arguments": plain_json(arguments)}
+        function = {"name": replace_surrogates(name), "arguments": clean_json(arguments)}
     except ValueError as error:
         return invalid_call(call_id, raw, f"the arguments cannot be used: {error}", name)
     return {"id": _short_text(call_id), "type": "function", "function": function}
@@ -140,12 +140,12 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
 
 def invalid_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
     """Return an entry of `tool_calls` for an invalid call, with `mistake` as its error."""
-    function = {"name": _short_text(name), "arguments": well_formed(raw)}
+    function = {"name": _short_text(name), "arguments": replace_surrogates(raw)}
     return {"id": _short_text(call_id), "type": "function", "function": function, "error": mistake}
 
 
 def _short_text(value: object) -> str:
-    return well_formed(value)[:_MAX_NAME_LENGTH] if isinstance(value, str) else ""
+    return replace_surrogates(value)[:_MAX_NAME_LENGTH] if isinstance(value, str) else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class ChatSettings:
     """The settings of a run that a client needs to open a chat.
 
     Attributes:
-        has_turns: whether episodes have several turns, so that a template can change earlier ones.
+        is_multi_turn: whether episodes may have several turns; a template can change earlier ones.
         num_seqs: maximum number of concurrent completions of the server; None: unknown.
         version: the policy version that vLLM has loaded; each version has its own prefix cache.
         router: chooses the vLLM replica of a request; ServingReplicas updates the choices.
@@ -166,7 +166,7 @@ class ChatSettings:
 
     sampler: PolicySampler
     max_seq_len: int
-    has_turns: bool
+    is_multi_turn: bool
     version: LiveVersion
     router: Router
     served_as: str

@@ -68,7 +68,7 @@ class ImitationSampler:
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            messages = env.opened(next(stream))
+            messages = env.add_system_prompt(next(stream))
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except ConversationTooLong:

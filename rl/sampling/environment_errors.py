@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from envs.protocol import Environment
-from envs.user_code import place_of
+from envs.user_code import format_location
 from rl.inference.completion import GenerationError
 
 _MAX_ERROR_LENGTH = 300  # maximum number of characters of the original error text
@@ -34,5 +34,5 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 def _error_line(env: Environment, what: str, error: BaseException) -> str:
     text = " ".join(str(error).split())[:_MAX_ERROR_LENGTH]
-    place = place_of(error, type(env).__module__)
+    place = format_location(error, type(env).__module__)
     return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

@@ -67,7 +67,8 @@ class FinishedGroup:
         hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                if speaker.opened == self.env.opened:  # otherwise the policy saw a hint
+                # Skip episodes in which the policy read a hint.
+                if speaker.opened == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:

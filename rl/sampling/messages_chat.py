@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from envs.chat_endpoint import ChatEndpoint
 from envs.http_client import HttpClient
-from envs.messages import Message, as_sent, assistant
+from envs.messages import Message, assistant, to_api_format
 from rl.inference.completion import Completion, GenerationError
 from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 
@@ -64,7 +64,7 @@ class MessagesChat(Chat):
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
         """Send `n` requests in parallel. Raise GenerationError if the server does not answer."""
         body: dict[str, Any] = {
-            "messages": [as_sent(m, "reasoning_content") for m in prompt.messages],
+            "messages": [to_api_format(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
             **self.sampler.non_default_parameters(),
         }

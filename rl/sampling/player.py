@@ -98,7 +98,7 @@ class Player:
         await self.chat.check_server()
         clock = Clock(self.sampler.rollout_timeout)
         seeds = RequestSeeds(self.seed, index)
-        start = RolloutInputs(env, example, clock, seeds, env.opened)
+        start = RolloutInputs(env, example, clock, seeds, env.add_system_prompt)
         if env.scores_groups and self.strategy.reads_rewards:
             raise ValueError(
                 f"{type(self.strategy).__name__} reads the rewards of attempts, but score_group of "

@@ -81,7 +81,8 @@ class FittingExamples(LazyExamples):
         if env.holds_conversation:  # the environment writes the prompt only during the episode
             return 0
         try:
-            length = self._chat.num_prompt_tokens(env.opened(example.messages), env.tool_specs)
+            messages = env.add_system_prompt(example.messages)
+            length = self._chat.num_prompt_tokens(messages, env.tool_specs)
         except Exception:  # noqa: BLE001 playing the example raises the same error and reports it
             return 0
         return length if length is not None and length >= self._limit else 0

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from renderers import ParsedToolCall, Renderer
 
-from envs.messages import Message, assistant, well_formed
+from envs.messages import Message, assistant, replace_surrogates
 from envs.protocol import ContextFull
 from rl.inference.client import GroupClient, VLLMClient
 from rl.inference.completion import Completion
@@ -97,9 +97,9 @@ class RendererChat(Chat):
             )
         except Exception as error:  # noqa: BLE001 a parser of `renderers` may raise any error
             return self._unparsable_message(token_ids, error)
-        message: Message = {"role": "assistant", "content": well_formed(parsed.content)}
+        message: Message = {"role": "assistant", "content": replace_surrogates(parsed.content)}
         if parsed.reasoning_content:
-            message["reasoning_content"] = well_formed(parsed.reasoning_content)
+            message["reasoning_content"] = replace_surrogates(parsed.reasoning_content)
         if parsed.tool_calls:
             message["tool_calls"] = [_tool_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
@@ -107,7 +107,7 @@ class RendererChat(Chat):
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
         """Return the whole text as a message with a tool call that tells the policy the error."""
         mistake = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
-        content = well_formed(decode_text(self.renderer, token_ids))
+        content = replace_surrogates(decode_text(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
 
     async def next_prompt(
@@ -134,7 +134,7 @@ class RendererChat(Chat):
             turn = self._history_message(prompt, completion, message)
             return await self.first_prompt([*prompt.messages, turn, *reply], prompt.tools)
         except self.render_error:
-            text = assistant(well_formed(decode_text(self.renderer, completion.token_ids)))
+            text = assistant(replace_surrogates(decode_text(self.renderer, completion.token_ids)))
             # Every format renders plain text, so an error here comes from the environment's reply.
             return await self.first_prompt([*prompt.messages, text, *reply], prompt.tools)
 
@@ -218,7 +218,7 @@ class RendererClient:
             slots = CompletionSlots(setting.num_seqs)
             limit, version = setting.max_seq_len, setting.version
             chat = RendererChat(setting.sampler, renderer, client, limit, version, slots=slots)
-            if setting.has_turns and await rewrites_history(chat, renderer):
+            if setting.is_multi_turn and await rewrites_history(chat, renderer):
                 choices = "extend (keep thinking, one row) or fork (drop thinking, several rows)"
                 report_rewriting(self.on_rewrite, choices)
                 # on_rewrite=fork needs no code here, because row_builder.py begins the new rows.

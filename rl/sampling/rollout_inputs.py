@@ -33,5 +33,5 @@ class RolloutInputs:
         if hint is not None:
             # A copy, because the episode appends to the list that the environment returns.
             self.opened = lambda messages: [
-                *env.teacher_messages(self.example, env.opened(messages))
+                *env.teacher_messages(self.example, env.add_system_prompt(messages))
             ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 from renderers import Renderer
 
-from envs.options import checked_stops
+from envs.options import parse_stops
 from rl.config.limits import NEUTRAL_SAMPLING
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
@@ -36,7 +36,7 @@ class PolicySampler:
     allow_biased_ratio: bool
 
     def __post_init__(self) -> None:
-        checked_stops(self.stop, "sampler.stop")
+        parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
         """Return the temperature and the parameters that are not at their neutral value.

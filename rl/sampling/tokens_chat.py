@@ -85,7 +85,7 @@ class TokensClient:
         async with vllm_client(setting) as client:
             yield TokensChat(
                 *(setting.sampler, renderer, client, setting.max_seq_len, setting.version),
-                on_rewrite=self.on_rewrite if setting.has_turns else None,
+                on_rewrite=self.on_rewrite if setting.is_multi_turn else None,
                 template_options=options,
                 slots=CompletionSlots(setting.num_seqs),
             )

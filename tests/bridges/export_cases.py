@@ -49,7 +49,7 @@ def tasksets(folder, endpoint, env, repeats, options):
     from verifiers.v1.cli.eval.main import main
 
     config = {
-        "env": {"taskset": {"id": "offbyone", "env": env, "knobs": options}},
+        "env": {"taskset": {"id": "offbyone", "env": env, "options": options}},
         "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
         "model": "scripted",
         "num_rollouts": repeats,

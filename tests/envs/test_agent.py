@@ -11,7 +11,7 @@ import pytest
 
 from envs.agent import Agent, succeeded, wrote
 from envs.datasets import JsonLines
-from envs.episode import Example, StopReason
+from envs.episode import Episode, Example, StopReason
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -170,3 +170,11 @@ def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
 def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
     with pytest.raises(ValueError, match="'agent' has no scripted expert"):
         agent(["sh", "{prompt}"], tmp_path).demonstrations(Random(0))
+
+
+@pytest.mark.parametrize("answer", [42, ["41", 42]])
+def test_a_written_answer_may_be_a_number_or_one_of_several(answer, tmp_path):
+    (tmp_path / "answer.txt").write_text("42\n")
+    example = Example(0, "agent", [], {"answer": answer})
+    episode = Episode(example, [], memory={"folder": tmp_path})
+    assert asyncio.run(wrote(episode, path="answer.txt")) == 1.0

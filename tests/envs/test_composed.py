@@ -205,7 +205,7 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [
         *("it is Paris", "6", "oui in words, note 2")
     ]
-    assert env.opened(episode.messages)[0] == {"role": "system", "content": "Search."}
+    assert env.add_system_prompt(episode.messages)[0] == {"role": "system", "content": "Search."}
     assert episode.memory["counted"] == 6
     assert rewards == {"exact": 1.0, "found": 0.5, "calls": 3.0, "near": 1.0, "noted": 2.0}
     assert env.reward_weights == {"exact": 1.0, "found": 0.5, "noted": 0.25}
@@ -293,9 +293,9 @@ def reward(name: str, **options) -> dict:
         ),
         (
             {"shared": {"index": 1, "counter": 2, "indx": 3}},
-            r"shared contains \['indx'\], which no",
+            r"no tool and no reward uses \['indx'\] of",
         ),
-        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, r"shared contains \['episode'\]"),
+        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, r"uses \['episode'\]"),
         (
             {"rewards": {"more": reward("needs_more"), "noted": reward("noted")}},
             r"rewards.more has the parameter 'other', which is neither `episode` nor",

@@ -7,7 +7,7 @@ import pytest
 from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
-from envs.options import checked_limits
+from envs.options import parse_limits
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.check import check
@@ -36,7 +36,7 @@ def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path
     for given in ("Be brief.", str(tmp_path / "p.txt")):
         config = composed(f"env={choice}", *path)
         env = build({**config["env"], "system_prompt": given})()
-        assert env.opened([user("hi")]) == [SYSTEM, user("hi")]
+        assert env.add_system_prompt([user("hi")]) == [SYSTEM, user("hi")]
 
 
 def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
@@ -49,9 +49,10 @@ def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
 
 def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it():
     own = [{"role": "system", "content": "Talk."}, user("hi")]
-    assert told(ScriptedEnv(), system_prompt="Be brief.").opened(own) == [SYSTEM, user("hi")]
-    assert told(ScriptedEnv(), system_prompt="").opened(own) == [user("hi")]
-    assert ScriptedEnv().opened(own) == own
+    brief = told(ScriptedEnv(), system_prompt="Be brief.")
+    assert brief.add_system_prompt(own) == [SYSTEM, user("hi")]
+    assert told(ScriptedEnv(), system_prompt="").add_system_prompt(own) == [user("hi")]
+    assert ScriptedEnv().add_system_prompt(own) == own
 
 
 def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_every_turn():
@@ -65,7 +66,7 @@ def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_e
 def test_a_hint_is_added_below_the_question_and_not_below_the_system_prompt():
     env = told(ScriptedEnv(), system_prompt="Be brief.")
     example = Example(0, env.name, [user("hi")], {"hint": "Say good."})
-    opening = env.opened(example.messages)
+    opening = env.add_system_prompt(example.messages)
     assert env.teacher_messages(example, opening) == [SYSTEM, user("hi\n\nSay good.")]
 
 
@@ -139,7 +140,7 @@ def test_an_environment_of_a_mixture_can_have_its_own_limits():
 )
 def test_an_option_that_environments_must_share_is_refused_with_one_sentence(given, sentence):
     with pytest.raises(ValueError, match=sentence):
-        checked_limits(given, "x")
+        parse_limits(given, "x")
 
 
 def test_limits_of_an_unknown_environment_are_refused_with_one_sentence():

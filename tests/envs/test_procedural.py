@@ -68,7 +68,9 @@ def texts(made, split):
 
 def fresh(made, seed, number):
     """Return demonstrations or new questions."""
-    drawn = (made.fresh if hasattr(made, "fresh") else made.demonstrations)(Random(seed))
+    drawn = (made.sample_questions if hasattr(made, "sample_questions") else made.demonstrations)(
+        Random(seed)
+    )
     return list(islice(drawn, number))
 
 

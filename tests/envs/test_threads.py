@@ -39,3 +39,21 @@ def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):
 
     assert asyncio.run(main()) == "alive again"
     assert most[0] == 2
+
+
+def test_a_call_that_ends_just_before_its_caller_gives_up_does_not_count_as_hung(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_THREADS", 1)
+    release = threading.Event()
+
+    async def main() -> str:
+        task = asyncio.create_task(threads.call(release.wait, 30))
+        await asyncio.sleep(0.05)
+        (thread,) = [t for t in threading.enumerate() if t.name.startswith("env ")]
+        release.set()
+        thread.join()  # blocks the loop, so that the result and the cancellation come together
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await threads.call(lambda: "alive")
+
+    assert asyncio.run(main()) == "alive"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from envs.user_code import place_of
+from envs.user_code import format_location
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
@@ -206,7 +206,7 @@ def _lost(one: ScriptedRun) -> list[str]:
             nothing_is_lost_or_trained_twice(one.folder)
         every_token_has_a_version_that_may_be_trained(one.folder, most_mismatch=float("inf"))
     except (AssertionError, KeyError, OSError) as error:
-        return [f"{type(error).__name__}: {error} ({place_of(error)})"]
+        return [f"{type(error).__name__}: {error} ({format_location(error)})"]
     return []
 
 

@@ -19,7 +19,7 @@ def test_a_name_is_its_yaml_file_with_options_changed():
 def test_a_system_prompt_is_set_in_every_environment_of_a_mixture():
     env = load("mixture", system_prompt="Be brief.")
     for pool in env.pools("train"):
-        opening = env.environment_of(pool.examples[0]).opened([user("hi")])
+        opening = env.environment_of(pool.examples[0]).add_system_prompt([user("hi")])
         assert opening == [{"role": "system", "content": "Be brief."}, user("hi")]
 
 

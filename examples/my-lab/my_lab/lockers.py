@@ -13,7 +13,7 @@ from random import Random
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, tool_call, user
-from envs.protocol import Environment, checked_weights
+from envs.protocol import Environment, check_weights
 from envs.tools import ToolError
 
 NUM_LOCKERS = 10  # numbers of one digit, so that a tiny model can copy them
@@ -61,7 +61,8 @@ class Lockers(Environment):
                 f"num_train={num_train}, num_eval={num_eval}: at least 1 each, and there are "
                 f"{len(WORDS)} words in all"
             )
-        self.reward_weights = checked_weights(reward_weights, ("correct", "walked"))
+        check_weights(reward_weights, ("correct", "walked"))
+        self.reward_weights = reward_weights
         self.max_turns, self.describe_tools = max_turns, describe_tools
         self._max_hops, self._num_train, self._num_eval = max_hops, num_train, num_eval
 

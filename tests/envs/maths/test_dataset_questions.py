@@ -30,7 +30,7 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
     made = of_file(path, eval_path=held_out)
     assert [q.text for q in made.load("eval")] == ["q3?", "q9?"]
     assert [q.text for q in made.load("train")] == ["q1?", "q2?", "q4?"]
-    fresh = made.fresh(Random(0))
+    fresh = made.sample_questions(Random(0))
     assert {next(fresh).text for _ in range(200)} == {"q1?", "q2?", "q4?"}
 
 

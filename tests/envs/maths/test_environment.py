@@ -73,7 +73,7 @@ def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted(monkeypat
     async def too_slow(*_):
         return None
 
-    monkeypatch.setattr(GRADER, "same", too_slow)
+    monkeypatch.setattr(GRADER, "means_same", too_slow)
     example = Example(id=0, env="maths", messages=[], info={"answer": "1"})
     scored = scores(example, r"\boxed{10^{10^{10}}}")
     assert scored == {"correct": 0.0, "format": 1.0, "unjudged": 1.0}

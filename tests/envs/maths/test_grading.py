@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from envs.maths.grading import Grader, final_answer, normalised, number
+from envs.maths.grading import Grader, final_answer, normalise, number
 from tests.support.sandboxes import interpreters, settled
 
 OPTIONS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_landlock": False}
@@ -80,7 +80,7 @@ def test_the_final_answer_of_a_text(text, answer):
     ],
 )
 def test_the_value_of_a_number(answer, value):
-    assert number(normalised(answer)) == value
+    assert number(normalise(answer)) == value
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_the_value_of_a_number(answer, value):
 def test_numbers_and_equal_texts_need_no_process(gold, said, same, grader):
     before = interpreters()
     if same is not None:
-        assert asyncio.run(grader.same(gold, said)) is same
-    assert asyncio.run(grader.same(said, said)) is bool(said)
+        assert asyncio.run(grader.means_same(gold, said)) is same
+    assert asyncio.run(grader.means_same(said, said)) is bool(said)
     assert interpreters() == before
 
 
@@ -124,7 +124,7 @@ def test_numbers_and_equal_texts_need_no_process(gold, said, same, grader):
     ],
 )
 def test_formulas_are_compared_by_meaning(gold, said, same, grader):
-    assert asyncio.run(grader.same(gold, said)) is same
+    assert asyncio.run(grader.means_same(gold, said)) is same
 
 
 def test_an_endless_comparison_does_not_affect_others():
@@ -132,7 +132,7 @@ def test_an_endless_comparison_does_not_affect_others():
 
     async def judge():
         pairs = [("2", r"\sum_{n=1}^{10^{12}} 1/n"), ("1", "10^{10^{10}}"), ("x + y", "y + x")]
-        return await asyncio.gather(*(grader.same(*pair) for pair in pairs))
+        return await asyncio.gather(*(grader.means_same(*pair) for pair in pairs))
 
     assert asyncio.run(judge()) == [None, None, True]
     grader.close()
@@ -142,7 +142,7 @@ async def test_each_worker_compares_one_answer_at_a_time():
     before = interpreters()
     grader = Grader(**{**OPTIONS, "workers": 2})
     said = [f"{n} + x" for n in range(6)]
-    assert await asyncio.gather(*(grader.same("x + 3", s) for s in said)) == [
+    assert await asyncio.gather(*(grader.means_same("x + 3", s) for s in said)) == [
         n == 3 for n in range(6)
     ]
     assert len(interpreters() - before) == 2

@@ -28,8 +28,8 @@ def test_without_landlock_python_itself_refuses_to_read_other_files(tmp_path):
     outside.write_text("x")
     code = f"""
 from envs.sandbox import confinement
-from envs.sandbox.confinement import guard_reading, readable_paths
-guard_reading(readable_paths([]))
+from envs.sandbox.confinement import restrict_reading, readable_paths
+restrict_reading(readable_paths([]))
 import ctypes, decimal, hashlib, io, os, pathlib
 attempts = [
     lambda: open({str(outside)!r}),
@@ -53,11 +53,11 @@ print(len(os.listdir(os.path.dirname(os.__file__))) > 100)
 def test_the_filter_cannot_be_replaced_by_a_weaker_one():
     code = """
 from envs.sandbox import confinement
-from envs.sandbox.confinement import drop_capabilities, seccomp
+from envs.sandbox.confinement import drop_capabilities, apply_seccomp
 drop_capabilities()
-seccomp()
+apply_seccomp()
 try:
-    seccomp()
+    apply_seccomp()
 except OSError as error:
     print(error)
 """
@@ -75,9 +75,9 @@ def test_the_filter_alone_refuses_to_open_a_file_for_changes(flags, tmp_path):
     code = f"""
 import os
 from envs.sandbox import confinement
-from envs.sandbox.confinement import drop_capabilities, seccomp
+from envs.sandbox.confinement import drop_capabilities, apply_seccomp
 drop_capabilities()
-seccomp()
+apply_seccomp()
 print(os.read(os.open({str(file)!r}, os.O_RDONLY), 99))
 try:
     os.open({str(path)!r}, os.{flags})
@@ -93,10 +93,10 @@ def test_machines_and_kernels_without_a_layer_are_noticed(monkeypatch):
         raise OSError(errno.ENOSYS, "syscall")
 
     monkeypatch.setattr(confinement, "_call", unknown)
-    assert confinement.landlock([]) is False
+    assert confinement.apply_landlock([]) is False
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(OSError, match="no list of system calls for riscv64: use x86_64 or aarch64"):
-        confinement.seccomp()
+        confinement.apply_seccomp()
 
 
 HEADERS = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envs.wiki.corpus import INTRODUCTION, _sections_of
+from envs.wiki.corpus import INTRODUCTION, _sections_of, page_of
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,8 @@ from envs.wiki.corpus import INTRODUCTION, _sections_of
 def test_a_heading_ends_before_its_closing_marks(line, heading):
     (found,) = _sections_of(f"{line}\ntext")
     assert found[0] == heading
+
+
+def test_sections_with_the_same_heading_become_one():
+    content = "# Owl\n## Food\nMice.\n# Cat\n## Food\nFish."
+    assert page_of({"title": "Pets", "content": content}, "x").sections == {"Food": "Mice.\nFish."}

@@ -11,9 +11,9 @@ import pytest
 from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
 from envs.wiki.corpus import read_pages
-from envs.wiki.environment import WikiSearch, expert
-from envs.wiki.facts import made_up, shipped
-from envs.wiki.index import WikiIndex, pages_found
+from envs.wiki.environment import WikiSearch, expert_conversation
+from envs.wiki.facts import made_up_corpus, shipped_corpus
+from envs.wiki.index import WikiIndex, share_found
 
 
 def wiki(**options) -> WikiSearch:
@@ -37,7 +37,7 @@ def wiki(**options) -> WikiSearch:
 
 @pytest.fixture(scope="module")
 def index() -> WikiIndex:
-    return WikiIndex(shipped()[0], 5)
+    return WikiIndex(shipped_corpus()[0], 5)
 
 
 def test_pages_state_the_facts_of_the_tables(index):
@@ -64,8 +64,8 @@ def test_a_search_finds_pages_by_title_and_by_content(index):
 
 
 def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
-    questions = shipped()[1]
-    solved = [(q, expert(q, index)) for q in questions]
+    questions = shipped_corpus()[1]
+    solved = [(q, expert_conversation(q, index)) for q in questions]
 
     missing = [q.text for q, conversation in solved if conversation is None]
     assert len(missing) <= 0.02 * len(questions), missing
@@ -118,7 +118,7 @@ def test_the_last_message_without_reasoning_is_compared_with_the_answer():
 
 def test_the_held_out_questions_are_about_other_pages():
     pages = {}
-    for question in shipped()[1]:
+    for question in shipped_corpus()[1]:
         pages[question.text] = question.path[-1][0]
     splits = {
         split: {pages[e.messages[-1]["content"]] for e in wiki().examples(split)}
@@ -129,12 +129,12 @@ def test_the_held_out_questions_are_about_other_pages():
 
 
 def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_every_time():
-    titles = {page.title for page in shipped()[0]}
+    titles = {page.title for page in shipped_corpus()[0]}
     told = list(islice(wiki().demonstrations(Random(0)), 200))
     again = list(islice(wiki().demonstrations(Random(0)), 200))
 
     assert told == again
-    pages, _ = made_up(Random(7))
+    pages, _ = made_up_corpus(Random(7))
     assert len({page.id for page in pages}) == len(pages)
     questions = [messages[0]["content"] for messages in told]
     assert len(set(questions)) > 190
@@ -288,4 +288,4 @@ TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
     ],
 )
 def test_a_page_counts_for_the_first_turn_whose_search_listed_it(messages, wanted, expected):
-    assert pages_found(messages, wanted) == expected
+    assert share_found(messages, wanted) == expected

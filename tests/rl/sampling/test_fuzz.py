@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from envs.episode import Episode, Example, StopReason
-from envs.maths.grading import final_answer, marked_answer, normalised, number
+from envs.maths.grading import final_answer, marked_answer, normalise, number
 from envs.protocol import Environment
 from envs.rewards import contains, exact_match, matches, number_match, token_f1
 from envs.tools import ToolError
@@ -56,7 +56,7 @@ class Fuzzed(Environment):
     reward_weights = {"exact": 1.0}  # noqa: RUF012 as environments write it
 
     async def score(self, episode):
-        answer = normalised((final_answer(episode.text) or "")[:500])
+        answer = normalise((final_answer(episode.text) or "")[:500])
         value = number(answer)
         return {
             "exact": await exact_match(episode),

@@ -20,7 +20,7 @@ from tests.support.scripted import SAMPLER, ScriptedEnv
 SETTING = ChatSettings(
     sampler=SAMPLER,
     max_seq_len=256,
-    has_turns=False,
+    is_multi_turn=False,
     version=LiveVersion(0),
     router=Router(),
     served_as="",

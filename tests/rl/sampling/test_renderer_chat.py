@@ -93,7 +93,7 @@ def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSettings:
     return ChatSettings(
         sampler=SAMPLER,
         max_seq_len=256,
-        has_turns=env.has_turns,
+        is_multi_turn=env.is_multi_turn,
         version=LiveVersion(7),
         router=router_to(folder / "vllm.sock"),
         served_as="policy",
