@@ -26,7 +26,7 @@ from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
 from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sweep_of_this_process
 from rl.runtime.text import say
-from rl.terminal.panel import duration
+from rl.terminal.panel import format_time
 
 ASSUMED_SD = 0.02  # standard deviation between seeds before it is known; the default has 0.018
 MOST_FAILURES = 3  # a start of the sweep ends when so many jobs have failed
@@ -145,14 +145,14 @@ class Progress:
         num_others, (each, ran) = len(self.arms) - 1, self.seconds
         text = f"{num_others - len(self.open)} of {num_others} arms decided"
         if not self.open:
-            return f"{text} by {len(self.done)} runs in {duration(ran)}."
+            return f"{text} by {len(self.done)} runs in {format_time(ran)}."
         names = labels(self.arms)
         seeds = {index: self.num_seeds[index] for index in self.open}
         text += f"; open: {', '.join(f'{names[i]} ({n} seeds)' for i, n in seeds.items())}"
         if inf in self.open.values():
             text += "; more seeds cannot decide about all of them, more questions can"
         if self.is_time_spent:
-            return f"{text}; until.max_hours={self.max_hours:g} is spent ({duration(ran)})."
+            return f"{text}; until.max_hours={self.max_hours:g} is spent ({format_time(ran)})."
         likely = {i: max(n, seeds[i] + 1) for i, n in self.open.items() if n < inf}
         most = max(likely.values(), default=0)
         runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - self.num_seeds[0], 0)
@@ -163,4 +163,4 @@ class Progress:
                 "time is known after the first run."
             )
         left = runs * each / min(self.size, runs or 1)
-        return f"{text} of {duration(each)}, {duration(left)}."
+        return f"{text} of {format_time(each)}, {format_time(left)}."

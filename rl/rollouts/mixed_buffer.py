@@ -24,7 +24,7 @@ from losses.groups import Source
 from rl.config.ranges import BelowOne, PositiveInt
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
-from rl.runtime.files import plain
+from rl.runtime.files import to_json
 from rl.sampling.demonstrations import ImitationSampler
 from rl.wire import pack, unpack
 
@@ -128,8 +128,8 @@ class MixedBuffer(FifoBuffer):
 def _to_store(group: Group) -> Group:
     """Return a group for later batches, with only values that a checkpoint can contain."""
     rollouts = tuple(
-        replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))
+        replace(rollout, source=Source.REPLAY, messages=to_json(rollout.messages))
         for rollout in group.rollouts
     )
-    example = replace(group.example, messages=plain(group.example.messages), info={})
+    example = replace(group.example, messages=to_json(group.example.messages), info={})
     return replace(group, rollouts=rollouts, example=example)

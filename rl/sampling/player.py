@@ -67,7 +67,7 @@ class Player:
 
     def at(self, version: int) -> Self:
         """Return a copy with the sampler of `version`, and set the scheduled options of `env`."""
-        self.schedules.applied(self.env, "env", version)
+        self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
 

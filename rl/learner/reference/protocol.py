@@ -76,7 +76,7 @@ class NoReference:
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 as other references
         """Raise AssertionError: the configuration check refuses runs that need a reference."""
-        raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
+        raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
 
 
 def joined(scores: Sequence[Scored], place: Callable[[Tensor], Tensor]) -> Scored:
