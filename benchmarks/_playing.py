@@ -22,7 +22,7 @@ from rl.config.build import build, component
 from rl.config.facts import fact
 from rl.config.learned import Learned
 from rl.config.schema import Run
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.inference.completion import Completion
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
@@ -59,7 +59,7 @@ class Playground:
             *("batch_size=64", "group_size=1", f"max_steps={_TEACHER_STEPS}"),
             *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
-        run = replace(completed(compose(overrides)), env=env)
+        run = replace(run_with_facts(compose(overrides)), env=env)
         run_folder = RunFolder(folder / "run")
         run_folder.path.mkdir(parents=True)
         untaught = build(run.model)().prepare(folder / "untaught")

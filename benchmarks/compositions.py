@@ -22,7 +22,7 @@ import torch
 
 from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, page
 from benchmarks._playing import Playground
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.runtime.folder import RunFolder
@@ -39,11 +39,11 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
         AssertionError: a step was skipped, or no weight changed in three steps.
 
     """
-    run = completed(config)
+    run = run_with_facts(config)
     if "path" in run.reference:
-        run = run.changed({"reference.path": str(playground.teacher(run.env))})
+        run = run.with_values({"reference.path": str(playground.teacher(run.env))})
     if "path" in run.sampler:
-        run = run.changed({"sampler.path": str(playground.transcripts(run.env))})
+        run = run.with_values({"sampler.path": str(playground.transcripts(run.env))})
     run_folder = RunFolder(playground.folder / "run")
     run_folder.path.mkdir(exist_ok=True)
     run_folder.set_model(playground.model(run.env))

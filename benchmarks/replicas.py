@@ -29,7 +29,7 @@ from benchmarks._composing import compose
 from rl.config.build import build
 from rl.config.nodes import replica_names
 from rl.config.schema import Run
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
@@ -38,7 +38,7 @@ from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_process
 from rl.model.tokenizer import load_renderer
 from rl.runtime.child import Child, Reaper
-from rl.runtime.devices import raise_open_files
+from rl.runtime.devices import raise_file_limit
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.sampling.player import Player
@@ -140,8 +140,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--episodes", type=int, nargs="*", default=[100, 1000, 10_000])
     counts = parser.parse_args().episodes
-    raise_open_files()
-    run = completed(compose(["env=alphabet-sort", "model.warm_start=null"]))
+    raise_file_limit()
+    run = run_with_facts(compose(["env=alphabet-sort", "model.warm_start=null"]))
     with tempfile.TemporaryDirectory() as path:
         folder = RunFolder(Path(path))
         folder.set_model(build(run.model)().prepare(folder.built_model))

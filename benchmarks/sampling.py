@@ -26,7 +26,7 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.inference.server import ServedPolicy, VLLMServer, only_replica, run_vllm
@@ -34,7 +34,7 @@ from rl.model.tokenizer import load_renderer
 from rl.runtime.folder import RunFolder
 from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
-from rl.supervisor.resolve import placed
+from rl.supervisor.resolve import assign_devices
 
 VERSION = 0
 
@@ -117,7 +117,7 @@ def main() -> None:
         return
     size = arguments.group_size
     config = compose([f"group_size={size}", f"batch_size={size * arguments.groups}"])
-    run = placed(completed(config)).run
+    run = assign_devices(run_with_facts(config)).run
     with tempfile.TemporaryDirectory() as name:
         run_folder, task = RunFolder(Path(name) / "run"), Path(name) / "task.json"
         result = task.with_name("result.json")

@@ -40,7 +40,7 @@ from torch import Tensor
 from benchmarks._composing import compose, seconds
 from rl.config.build import build
 from rl.config.schema import Run
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
@@ -96,7 +96,7 @@ def learning(
     """Prepare the learner of a run on one thread, and training rows for it."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run = completed(compose([f"env={asked.env}", "trainer.num_threads=1", *overrides]))
+    run = run_with_facts(compose([f"env={asked.env}", "trainer.num_threads=1", *overrides]))
     with tempfile.TemporaryDirectory() as name:
         run_folder = RunFolder(Path(name))
         model = build(run.model)()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.shipped import CONF, SHIPPED
-from rl.runtime.start_record import quoted
+from rl.runtime.start_record import quote_for_hydra
 
 # Section of the page, about one kind of TOML file -> the command, without overrides.
 _COMMANDS = {
@@ -120,4 +120,4 @@ def _as_hydra_value(value: Any) -> str:
         return f"[{','.join(map(_as_hydra_value, value))}]"
     if isinstance(value, bool | int | float):
         return str(value).lower()
-    return quoted(str(value))
+    return quote_for_hydra(str(value))

@@ -28,7 +28,7 @@ from lab.sweeps.overview import print_unfinished, printing_changes, start_messag
 from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
-from rl.config.resume_rules import changes
+from rl.config.resume_rules import resume_problems
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
@@ -105,7 +105,7 @@ def _problems_of(
         return error.problems, None
     except HydraException as error:
         return explain_hydra_error(error, overrides).problems, None
-    return list(changes(settings, before.config)) if before else [], settings
+    return list(resume_problems(settings, before.config)) if before else [], settings
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:

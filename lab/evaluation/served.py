@@ -24,7 +24,7 @@ from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.inference.server import SERVED_AS, ServedPolicy, adapter_limits, only_replica, run_vllm
 from rl.placement.settings import with_device_flags
-from rl.runtime.devices import raise_open_files, visible_gpus
+from rl.runtime.devices import raise_file_limit, visible_gpus
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import ensure_free, locked
@@ -48,7 +48,7 @@ def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, An
         suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=InferenceNode.of(suited))
     construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
-    raise_open_files()  # each concurrent rollout needs a connection, and so an open file
+    raise_file_limit()  # each concurrent rollout needs a connection, and so an open file
     return settings
 
 

@@ -16,9 +16,10 @@ from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
 from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_model_of
+from rl.config.process_rules import output_head_problems
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.resume_rules import run_folder_problems
-from rl.config.rules import data_files, lengths, output_head, rewards, secret_problems
+from rl.config.rules import data_file_problems, length_problems, reward_problems, secret_problems
 from rl.config.schema import Settings
 
 Config = Mapping[str, Any]
@@ -121,10 +122,10 @@ def _evaluation_problems(config: Config) -> Iterator[str]:
 
 POLICY_RULES: tuple[Rule, ...] = (
     secret_problems,
-    lengths,
-    rewards,
-    output_head,
-    data_files,
+    length_problems,
+    reward_problems,
+    output_head_problems,
+    data_file_problems,
     _evaluation_problems,
     run_folder_problems,
 )

@@ -28,7 +28,7 @@ from lab.evaluation.table import replace_nan, report
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import PlayedExample, Summary, summarise
-from rl.runtime.files import json_line, plain
+from rl.runtime.files import json_line, to_json
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program
 from rl.sampling.player import Player
@@ -110,7 +110,7 @@ def write_files(
     from lab.viewer.export import write_page  # imported late, because this takes a second
 
     folder = run_folder.path
-    (folder / "summary.json").write_text(json.dumps(plain(asdict(summary)), indent=1) + "\n")
+    (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
     lines = [
         json_line({**evaluated_line(one, rollout), **_expected_answer(one.example.info)})
         for one in played
@@ -126,5 +126,5 @@ def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
     known = info.get("answer", dict(info))
     if not info:
         return {}
-    text = known if isinstance(known, str) else json.dumps(plain(known), ensure_ascii=False)
+    text = known if isinstance(known, str) else json.dumps(to_json(known), ensure_ascii=False)
     return {"expected": text[:_LONGEST_EXPECTED]}

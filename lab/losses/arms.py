@@ -31,10 +31,10 @@ from losses.groups import ScoredGroup
 from losses.tokens import Tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
-from rl.config.schedules import Schedules, split
+from rl.config.schedules import Schedules, split_schedules
 from rl.config.schema import Run
 from rl.config.shipped import CONF
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.learner.objective import Objective
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_overrides, read_record
@@ -148,7 +148,8 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
         config = _compose_run(folder, list(chosen))
         others = config.keys() - {*CHANGEABLE, "run_name"}
         ignored = sorted(key for key in others if config[key] != before.get(key))
-        arms.append(Arm(" ".join(chosen), completed(split(config)), base, tuple(ignored)))
+        run = run_with_facts(split_schedules(config))
+        arms.append(Arm(" ".join(chosen), run, base, tuple(ignored)))
     return arms
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from lab.evaluation.table import error_lines, replace_nan
 from lab.prompts.describe import Task
 from rl.evaluation.summary import average, standard_error
-from rl.runtime.files import json_line, plain, write_whole
+from rl.runtime.files import json_line, to_json, write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program
 from rl.runtime.text import key_of
@@ -95,10 +95,10 @@ def write_outputs(
         "gain_standard_error": error,
         **summary,
     }
-    write_whole(folder / PROMPT, candidates[best].prompt + "\n")
-    write_whole(folder / "results.jsonl", "".join(map(json_line, rows)))
-    write_whole(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
-    write_whole(folder / "metadata.json", json.dumps(plain(metadata), indent=1) + "\n")
+    write_atomically(folder / PROMPT, candidates[best].prompt + "\n")
+    write_atomically(folder / "results.jsonl", "".join(map(json_line, rows)))
+    write_atomically(folder / "pareto_frontier.jsonl", "".join(map(json_line, frontier)))
+    write_atomically(folder / "metadata.json", json.dumps(to_json(metadata), indent=1) + "\n")
 
 
 def closing_lines(

@@ -24,7 +24,7 @@ from lab.report.numbers import arm_records, as_csv, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
 from lab.report.statistics import NUM_DRAWS
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.text import printable
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
@@ -108,7 +108,7 @@ def vega_script() -> str:
     script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
     script = script.replace("</script", "<\\/script")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, script)
+    write_atomically(path, script)
     return script
 
 

@@ -17,7 +17,7 @@ from threading import Event, Thread
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
 from rl.runtime.text import relative_path, say
-from rl.terminal.panel import duration
+from rl.terminal.panel import format_time
 
 _TICK_S = 0.5
 _COUNTS_EVERY_S = 60.0
@@ -58,7 +58,7 @@ class Jobs:
         states = (DONE, RUNNING, WAITING, FAILED)
         parts = [f"{self.counts[state]} {state}" for state in states if self.counts[state]]
         left = self.seconds_left
-        return ", ".join(parts + ([f"about {duration(left)} left"] if left else []))
+        return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
         """Return the state of one job and the overall progress. A failed job's line names `log`."""

@@ -27,7 +27,7 @@ from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
 from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sweep_of_this_process
 from rl.runtime.text import say
-from rl.terminal.panel import duration
+from rl.terminal.panel import format_time
 
 ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run has 0.018
 MOST_FAILURES = 3  # so many failed jobs end this start of the sweep
@@ -146,13 +146,13 @@ class Progress:
         num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.seconds
         text = f"{num_others - len(needed)} of {num_others} arms decided"
         if not needed:
-            return f"{text} by {len(self.done)} runs in {duration(ran)}."
+            return f"{text} by {len(self.done)} runs in {format_time(ran)}."
         names, seeds = labels(self.arms), [len(records) for records in self.done_by_arm]
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():
             text += "; more seeds cannot decide all of these arms, but more questions can"
         if self.is_time_spent:
-            return f"{text}; until.max_hours={self.max_hours:g} is spent ({duration(ran)})."
+            return f"{text}; until.max_hours={self.max_hours:g} is spent ({format_time(ran)})."
         likely = {i: max(n, seeds[i] + 1) for i, n in needed.items() if n < inf}
         most = max(likely.values(), default=0)
         runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - seeds[0], 0)
@@ -163,4 +163,4 @@ class Progress:
                 f"{ASSUMED_SD}); their time is known after the first run."
             )
         left = runs * each / min(self.size, runs or 1)
-        return f"{text} of {duration(each)}, {duration(left)} in total."
+        return f"{text} of {format_time(each)}, {format_time(left)} in total."

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
-from rl.runtime.given_files import inside
+from rl.runtime.given_files import regular_file
 
 _FULL_COLOUR_QUANTILE = 0.98  # a |gradient| at or above this quantile gets the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
@@ -92,7 +92,7 @@ class RunIndex:
         files = {}
         for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet")):
             with suppress(FileNotFoundError):
-                files[path] = inside(path, self.run_folder.path).stat().st_mtime_ns
+                files[path] = regular_file(path, self.run_folder.path).stat().st_mtime_ns
         steps = {step_of(path) for path, time in files.items() if self._records.get(path) != time}
         for step in sorted(steps):
             paths = [path for path in files if step_of(path) == step]
@@ -116,7 +116,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     files = []
     for source, path in found:
         with suppress(FileNotFoundError):  # for example, a resumed run has just deleted it
-            stat = inside(path, run_folder.path).stat()
+            stat = regular_file(path, run_folder.path).stat()
             step = 0 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))

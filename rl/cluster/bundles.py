@@ -1,4 +1,4 @@
-"""Computes which bundles a run reserves in a Ray cluster. A bundle is GPUs and CPUs of one node.
+"""Compute which bundles a run reserves in a Ray cluster. A bundle is GPUs and CPUs of one node.
 
 Each vLLM replica has one bundle, because tensor parallelism needs all its GPUs on one node. The
 ranks are put on as few nodes as possible, because they exchange gradients at every step.
@@ -31,8 +31,8 @@ def bundles_for(
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
     `nodes` has all GPUs and CPUs of each node, also those that other jobs have reserved.
-    conf/cluster/ray.yaml explains the last three options. Raise ValueError if the cluster is too
-    small even if no other job uses it.
+    conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if even the unused
+    cluster would be too small.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)

@@ -1,4 +1,4 @@
-"""The cluster for cluster=ray: reserves bundles in a Ray cluster and starts a RayNode in each.
+"""The cluster for cluster=ray: reserve bundles in a Ray cluster and start a RayNode in each.
 
 No training data passes through Ray. Only this module imports Ray, and only if cluster=ray.
 """
@@ -81,7 +81,7 @@ class RayCluster:
                 for place in _reserve(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
-            _require_shared(run_folder, hosts)
+            _require_shared_files(run_folder, hosts)
             ranks = [h for h, b in zip(hosts, bundles, strict=True) for _ in range(b.ranks)]
             yield Hosts(here, hosts[: demand.replicas], ranks)
 
@@ -96,7 +96,7 @@ def _connect(address: str) -> Any:
         if address != "auto":  # test the address first, because ray.init would retry for minutes
             Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        # Keep Ray from printing the log of a failed RayNode over the run's screen.
+        # Without this line, Ray prints the log of a failed RayNode over the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
@@ -146,7 +146,7 @@ def _reserve(
         yield options.remote(), addresses[node_of[index]], bundle
 
 
-def _require_shared(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
+def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
     A node has the run folder if the run's key file has the same hash there as here.

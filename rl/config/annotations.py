@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origi
 
 import msgspec
 
-from rl.config.signatures import Module, Option, did_you_mean, find
+from rl.config.signatures import Module, Option, did_you_mean, find_definition
 
 Node = dict[str, Any]
 """A mapping with `_target_`. An option annotated with `Node` or a class requires one."""
@@ -34,7 +34,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """A stand-in for a nested node, both in annotations and as a value for msgspec."""
+    """The type of a nested node in evaluated annotations; msgspec gets an instance as the value."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -61,7 +61,7 @@ class _Namespace(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
             raise KeyError(name)  # eval then searches the builtins
-        match find(self._module, name):
+        match find_definition(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
                 return _evaluate(ast.unparse(alias), origin)
@@ -70,24 +70,24 @@ class _Namespace(dict[str, Any]):
         return Any
 
 
-class _LastNames(ast.NodeTransformer):
-    """Replaces a dotted name in an annotation by its last part: pathlib.Path becomes Path."""
+class _Unqualify(ast.NodeTransformer):
+    """Replaces a dotted name in an annotation by its last name: pathlib.Path becomes Path."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(node.attr)
 
 
 def _evaluate(text: str, module: Module) -> Any:
-    """Return the type that an annotation means, or Any if the type cannot be checked."""
+    """Return the type that an annotation names, or Any if msgspec cannot check it."""
     try:
-        tree = _LastNames().visit(ast.parse(text, mode="eval"))
+        tree = _Unqualify().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any
     return _evaluate(kind, module) if isinstance(kind, str) else kind  # if the annotation is quoted
 
 
-def converted(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
+def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
     """Return a value converted to an option's annotation; `on_node` converts nested nodes.
 
     Raise InvalidValue if the value does not fit.

@@ -7,40 +7,40 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from rl.config.annotations import converted
+from rl.config.annotations import convert
 from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
-from rl.config.signatures import read
+from rl.config.signatures import options_of
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """Return the node's callable with its options bound; the caller adds positional arguments.
 
-    Nested nodes are built first; a nested class becomes an instance. Options that the method
-    `configure` of a class declares are passed to it right after the constructor.
+    Nested nodes are built first; a nested class becomes an instance. If the class has a method
+    `configure`, this method gets its own options right after the constructor.
     """
     target = str(node["_target_"])
-    known = read(target)
+    known = options_of(target)
     if unknown := node.keys() - known.keys() - {"_target_"}:
         raise ConfigError([f"{target}.{k} is not an option: remove it" for k in sorted(unknown)])
     options = {
-        key: converted(value, known[key], f"{target}.{key}", lambda node, _: component(node))
+        key: convert(value, known[key], f"{target}.{key}", lambda node, _: component(node))
         for key, value in node.items()
         if key != "_target_"
     }
     module, _, name = target.rpartition(".")
-    made = getattr(_imported(module, target), name)
+    made = getattr(_import_target(module, target), name)
     settings = {key: options.pop(key) for key in [*options] if known[key].configured}
-    return partial(_configured, made, settings, **options) if settings else partial(made, **options)
+    return partial(_configure, made, settings, **options) if settings else partial(made, **options)
 
 
-def _configured(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
+def _configure(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
     instance = made(**options)
     instance.configure(**settings)
     return instance
 
 
-def _imported(name: str, target: str) -> ModuleType:
+def _import_target(name: str, target: str) -> ModuleType:
     """Import a module.
 
     Raises:
@@ -61,7 +61,7 @@ def _imported(name: str, target: str) -> ModuleType:
 def component(node: Mapping[str, Any]) -> Any:
     """Return the node's function with its options bound, or an instance of the node's class."""
     made = build(node)
-    return made() if isinstance(made.func, type) or made.func is _configured else made
+    return made() if isinstance(made.func, type) or made.func is _configure else made
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ def construct(run: Any, groups: Iterable[str]) -> None:
     for group in groups:
         try:
             if (node := getattr(run, group)) is not None:
-                made = schedules.applied(build(node)(), group, 0)
+                made = schedules.apply(build(node)(), group, 0)
                 if group == "env":
                     made.check_machine()
         except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything

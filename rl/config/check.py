@@ -1,8 +1,8 @@
 """Check a run's configuration: its keys, their values, and nested nodes.
 
-The signature of a callable is the schema of its node. A node is a mapping with `_target_`, which
-names one of our callables. Its other keys are the callable's keyword-only parameters
-(rl/config/signatures.py):
+A node is a mapping with `_target_`, which names a function or class. The signature of this function
+or class is the schema of the node: the node's other keys are the keyword-only parameters
+(rl/config/signatures.py).
 
     loss:
       _target_: losses.cispo.cispo        def cispo(tokens, *, clip_low: float, clip_high: float)
@@ -16,13 +16,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import InvalidValue, Node, converted, is_node
+from rl.config.annotations import InvalidValue, Node, convert, is_node
 from rl.config.learned import Learned
 from rl.config.limits import order_problems
 from rl.config.rules import rule_problems
-from rl.config.schedules import SCHEDULED, at_extremes, schedule_nodes
+from rl.config.schedules import SCHEDULED, configs_at_extremes, schedule_nodes
 from rl.config.schema import RENAMED, ConfigError, as_config_error
-from rl.config.signatures import Options, did_you_mean, read
+from rl.config.signatures import Options, did_you_mean, options_of
 
 MISSING = "???"
 
@@ -40,24 +40,24 @@ def check(
     The fields of the class `schema` are the top-level keys.
     """
     with as_config_error():
-        _refuse(list(_schedule_problems(config)))
+        _raise_problems(list(_schedule_problems(config)))
         found = {
             when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
-            for when, values in at_extremes(config)
+            for when, values in configs_at_extremes(config)
         }
         # A problem at every such step does not depend on the step.
         always = [p for p in next(iter(found.values())) if all(p in ps for ps in found.values())]
         steps = [when + p for when, ps in found.items() for p in ps if p not in always]
-        _refuse([*always, *steps])
+        _raise_problems([*always, *steps])
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
     """Raise ConfigError if the facts of the dry call show that components cannot be combined."""
-    _refuse([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
+    _raise_problems([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 
 def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of schedules, because only valid ones can be evaluated at a step."""
+    """Yield the problems of schedules. `check` needs valid ones to compute the values of a step."""
     for path, node in schedule_nodes(config):
         if not any(fnmatchcase(path, p) and path.count(".") < 2 for p in SCHEDULED):
             yield f"{path} cannot be a schedule, but {', '.join(SCHEDULED)} can: set a number"
@@ -69,7 +69,7 @@ def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield "kl.beta is a schedule, but kl.target_kl adapts it: set kl.target_kl=null"
 
 
-def _refuse(problems: list[str]) -> None:
+def _raise_problems(problems: list[str]) -> None:
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))  # two checks may report the same problem
 
@@ -78,7 +78,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield the problems of a node and of its nested nodes; the top level has the path ""."""
     target = node["_target_"]
     try:
-        options = read(str(target))
+        options = options_of(str(target))
     except LookupError as error:
         yield f"{path}._target_ is {target}, but {error.args[0]}"
         return
@@ -94,16 +94,16 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         try:
             if node[key] == MISSING:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
-            converted(node[key], options[key], where, descend)
+            convert(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            # A misspelled schedule is not recognised as one, so its own mistake is the real one.
+            # The value may be a schedule with a wrong key. Report that key, not the wrong type.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or order_problems(node, path)
 
 
 def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:
-    """Yield a sentence for each key that the target does not accept and for each missing key."""
+    """Yield a message for each key that the target does not accept and for each missing key."""
     prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
     missing = [k for k, option in options.items() if option.required and k not in node]
     for key in node:

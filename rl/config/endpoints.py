@@ -1,4 +1,4 @@
-"""endpoints.toml in the current folder: names for servers, with their models and keys.
+"""Read endpoints.toml in the current folder, which names servers with their URLs and models.
 
 docs/everyday.md has an example.
 """
@@ -14,9 +14,9 @@ _FIELDS = {"url", "model", "api_key_variable"}
 
 
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the fields of each endpoint that a `url` names.
+    """Return the configuration with URLs, models and keys for the endpoints that a `url` names.
 
-    A model that the configuration chooses is kept. Raise ConfigError for a wrong file or name.
+    A model that the configuration sets is kept. Raise ConfigError for a wrong file or name.
     """
     if not FILE.is_file():
         return config
@@ -27,13 +27,13 @@ def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
     for name, fields in known.items():
         if not isinstance(fields, dict) or not {"url", "model"} <= fields.keys() <= _FIELDS:
             raise ConfigError([f"{FILE}: [{name}] needs url and model, may have api_key_variable"])
-    return _filled(config, known)
+    return _fill_endpoints(config, known)
 
 
-def _filled(node: Any, known: dict[str, dict[str, str]]) -> Any:
+def _fill_endpoints(node: Any, known: dict[str, dict[str, str]]) -> Any:
     if not isinstance(node, dict):
         return node
-    node = {key: _filled(value, known) for key, value in node.items()}
+    node = {key: _fill_endpoints(value, known) for key, value in node.items()}
     for key in {"url", "base_url"} & node.keys() if "model" in node else ():
         name = str(node[key] or "???")
         if name != "???" and "://" not in name:

@@ -1,4 +1,4 @@
-"""Read constants that the chosen classes define about themselves; subclasses inherit them.
+"""Read constants that the chosen classes or files define; subclasses inherit them.
 
 class ImitationSampler:        uses_vllm: ClassVar[bool] = False
 
@@ -34,7 +34,7 @@ def is_external(inference: Config | None) -> bool:
 def needs_reference(config: Config) -> bool:
     """Return whether the run loads a reference: for a KL penalty, or as a teacher.
 
-    The rules (rl/config/algorithm_rules.py) refuse a teacher that the loss does not read, and a
+    The rules (rl/config/reference_rules.py) refuse a teacher that the loss does not read, and a
     loss that uses the policy itself as its teacher.
     """
     node = config["reference"]
@@ -61,7 +61,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return the constant `name` of a class or its bases, or of the file of a function."""
+    """Return the constant `name` of a class, its bases or a function's file, else `default`."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 

@@ -1,4 +1,4 @@
-"""A new run that starts from a checkpoint of another run: init_from=<run>[:<step>]."""
+"""Find the checkpoint of another run from which a new run starts: init_from=<run>[:<step>]."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
     """Return the checkpoint that `init_from` names, by default the newest of the run.
 
     Raises:
-        ValueError: there is no such checkpoint, or it has no whole weights.
+        ValueError: there is no such checkpoint, or it contains only an adapter.
     """
     if (name := config.get("init_from")) is None:
         return None
@@ -47,6 +47,6 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
         freezes = fact(config["adapter"]["_target_"], "freezes_base", False)
         if config.get("init_optimizer") and found and freezes:
             yield (
-                "init_optimizer=true loads the optimizer of all weights, but an adapter trains "
-                "others: set init_optimizer=false, or use adapter=none"
+                "init_optimizer=true loads the optimizer of all weights, but this run trains an "
+                "adapter: set init_optimizer=false, or use adapter=none"
             )

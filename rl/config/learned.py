@@ -66,10 +66,10 @@ class Learned:
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether the loss accepts text that no policy sampled, as it reads no reward or ratio."""
+        """Whether the loss accepts text that no policy sampled: it reads no advantage or ratio."""
         return not self.reads({"advantages", "ref_logprobs"} | RATIO)
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the loss reads only the tokens: no rewards, ratios or reference logprobs."""
+        """Whether the loss reads only the tokens: no advantages, ratios or reference logprobs."""
         return self.takes_any_text and not self.compares_distributions

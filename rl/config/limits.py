@@ -1,4 +1,4 @@
-"""Check the order of pairs of options, and the keys that deepspeed and inference.args must not set.
+"""Check the order of two options, and refuse keys of deepspeed that another option sets.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 
@@ -8,7 +8,7 @@ This constant means that the value of clip_low must be below the value of clip_h
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rl.config.facts import fact
+from rl.config.facts import Config, fact
 
 # With these sampling options vLLM samples from the policy's unmodified distribution.
 NEUTRAL_SAMPLING = {
@@ -35,6 +35,12 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
+
+
+def sampling_limits(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the sampler's limits and the limits in env.sampling, each with its config path."""
+    limits = value_of(config, "env.sampling") or {}
+    return [("sampler", config["sampler"]), *((f"env.sampling.{k}", v) for k, v in limits.items())]
 
 
 DECIDED_ELSEWHERE = {
@@ -69,13 +75,13 @@ DECIDED_ELSEWHERE = {
         "hf_token": "the environment variable HF_TOKEN (a run writes its options to files)",
         **dict.fromkeys(
             ("api_key", "ssl_keyfile", "ssl_certfile", "root_path"),
-            "output_dir (permissions of the socket's folder limit access; requests carry no key)",
+            "inference.listen (the user alone can open a Unix socket, and TCP routes need a key)",
         ),
     },
 }
 
 
-def free_form_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def reserved_key_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a message for each key of deepspeed or inference.args that another option sets."""
     inference = config.get("inference")
     arguments = inference.get("args") if isinstance(inference, dict) else None

@@ -1,8 +1,8 @@
 """Typed records of the configuration nodes that our own processes read.
 
 A `CoreNode` is also the node's mapping from config.yaml, so that `build(run.model)` works. A field
-with a default is a key that the chosen target may lack. A property returns a class attribute of the
-target. It reads the target's source, so that no process has to build the node.
+with a default is a key that the chosen target may lack. A property reads a class attribute from the
+target's source, so that no process has to build the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 
 @dataclass(frozen=True, kw_only=True)
 class CoreNode(Mapping[str, Any]):
-    """A configuration node: a mapping, with typed fields for the keys that the core reads."""
+    """A configuration node: a mapping, with typed fields for the keys that rl/ reads."""
 
     node: Node = field(repr=False)
 
@@ -27,7 +27,7 @@ class CoreNode(Mapping[str, Any]):
         """Return the typed node of a configuration mapping. A float field accepts an int."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
-    def stated(self, name: str, default: Any = None) -> Any:
+    def option_or_constant(self, name: str, default: Any = None) -> Any:
         """Return the node's value of `name`, else the target's constant `name`, or the default."""
         return self.node[name] if name in self.node else fact(self["_target_"], name, default)
 
@@ -57,7 +57,7 @@ class ModelNode(CoreNode):
     @property
     def drawn_by_trainer(self) -> bool:
         """Whether the trainer initialises the weights instead of loading them."""
-        return self.stated("drawn_by_trainer", False)
+        return self.option_or_constant("drawn_by_trainer", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class AdapterNode(CoreNode):
     @property
     def freezes_base(self) -> bool:
         """Whether the base weights are frozen, so that only the adapter is trained."""
-        return self.stated("freezes_base", False)
+        return self.option_or_constant("freezes_base", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class SamplerNode(CoreNode):
     @property
     def temperature(self) -> float:
         """The sampling temperature; the trainer divides logits by it."""
-        if (value := self.stated("temperature")) is None:
+        if (value := self.option_or_constant("temperature")) is None:
             raise ValueError(
                 f"{self['_target_']} has no temperature, by which the trainer divides logits: "
                 "add an option or a class attribute `temperature`"

@@ -1,4 +1,4 @@
-"""Read how long a model's rows may be. An adapter has the limit of its base model."""
+"""Read a model's maximum number of positions. An adapter has that of its base model."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -14,18 +14,18 @@ def base_model_of(path: Any) -> str | None:
     folder = Path(str(path)).expanduser()
     if (folder / "config.json").exists():
         return None
-    base = _read(folder / ADAPTER).get("base_model_name_or_path")
+    base = _read_json(folder / ADAPTER).get("base_model_name_or_path")
     return base if isinstance(base, str) else None
 
 
 def positions_of(path: Any) -> int | None:
     """Return the maximum number of positions of the model in a folder, or None if unknown."""
-    config = _read(Path(str(base_model_of(path) or path)).expanduser() / "config.json")
+    config = _read_json(Path(str(base_model_of(path) or path)).expanduser() / "config.json")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file, or {} if the file cannot be read or parsed."""
     with suppress(OSError, ValueError):
         content = load_json(path.read_bytes())

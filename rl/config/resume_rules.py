@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rl.config.schedules import joined
+from rl.config.schedules import join_schedules
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
@@ -47,16 +47,16 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# What a run did that was started before these options existed
+# Newer options, with values that reproduce what runs did before these options existed.
 _OLDER = {
     "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
     "strategy": {"_target_": "rl.sampling.strategy.Independent"},
 }
-FIXED = ("trainer.max_grad_norm",)  # must not change, unlike the other `trainer` keys
+FIXED = ("trainer.max_grad_norm",)  # must not change, although `trainer` is in MAY_CHANGE
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
-    """Refuse a folder that holds another run, and a resume with other learning options."""
+    """Refuse a folder that holds another run, and a resume that changes what the run learns."""
     name, parent = config["run_name"], Path(config["output_dir"])
     run_folder = RunFolder(parent / name)
     saved, resume = run_folder.config, config.get("resume")
@@ -75,11 +75,11 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             "or leave resume out"
         )
     elif resume:
-        yield from changes(config, saved)
+        yield from resume_problems(config, saved)
 
 
-def changes(config: Config, saved: Path) -> Iterator[str]:
-    """Yield why a resume is refused: each difference from the saved configuration or code."""
+def resume_problems(config: Config, saved: Path) -> Iterator[str]:
+    """Yield a message for each reason to refuse a resume, such as a changed option or file."""
     try:
         before = load_yaml(RunFolder(saved.parent).read(saved))
     except (OSError, yaml.YAMLError):
@@ -102,7 +102,7 @@ def changes(config: Config, saved: Path) -> Iterator[str]:
             "with the changed code by accept_changed_code=true"
         )
     older = {key: node for key, node in _OLDER.items() if key in config}
-    now, then = dict(leaves(joined(config))), dict(leaves({**older, **before}))
+    now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

@@ -1,11 +1,14 @@
 """Schedules: numbers of a configuration that are functions of the training step.
 
     sampler: {temperature: {_target_: rl.schedule.linear, start: 1.0, end: 0.6, steps: 500}}
-    -> split -> sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
 
-After `split` all options are numbers. Components that follow schedules get the values of a step
-from `Schedules`. Sampler, environment and credit use the policy version at which a group of
-rollouts starts as the step. The trainer uses the step that it trains.
+becomes by `split_schedules`
+
+    sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
+
+Components that follow schedules get the values of a step from `Schedules`. As the step, sampler,
+environment and credit use the policy version at which a group of rollouts starts. The trainer uses
+the step that it trains.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,11 +19,9 @@ from importlib import import_module
 from typing import Any
 
 from rl.config.annotations import is_node, takes_only_int
-from rl.config.facts import fact
+from rl.config.facts import Config, fact
 from rl.config.limits import value_of
-from rl.config.signatures import read
-
-Config = Mapping[str, Any]
+from rl.config.signatures import options_of
 
 SCHEDULED = (
     *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
@@ -39,7 +40,7 @@ def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
             yield from schedule_nodes(item, f"{path}.{key}" if path else str(key))
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a configuration with new values for dotted keys of at most two names."""
     result = dict(config)
     for key, value in changes.items():
@@ -48,39 +49,39 @@ def changed(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def split(config: Config) -> dict[str, Any]:
+def split_schedules(config: Config) -> dict[str, Any]:
     """Return the configuration with numbers in place of its schedules, and the key `schedules`.
 
-    A number is the largest value during the run, so that a penalty that begins at 0 is prepared. An
-    environment gets its value at step 0, with which a warm start plays.
+    A number is the largest value during the run, so that the run loads the reference of a penalty
+    that begins at 0. An environment gets its value at step 0, which a warm start uses.
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
     config, steps = {**config, "schedules": nodes}, range(config["max_steps"] + 1)
     functions = Schedules.of(config).functions.items()
-    return changed(
+    return with_values(
         config, {k: f(0) if k.startswith("env.") else max(map(f, steps)) for k, f in functions}
     )
 
 
-def joined(config: Config) -> dict[str, Any]:
-    """Return the configuration that `split` was given."""
+def join_schedules(config: Config) -> dict[str, Any]:
+    """Return the configuration that `split_schedules` was given."""
     config = dict(config)
-    return changed(config, config.pop("schedules", None) or {})
+    return with_values(config, config.pop("schedules", None) or {})
 
 
-def at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
+def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
 
     A configuration without schedules is yielded once, after "".
     """
-    config = split(config)
+    config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
     steps = range(config["max_steps"] + 1) if functions else range(0)
     extremes = {extreme(steps, key=f) for f in functions for extreme in (min, max)}
     for step in sorted(extremes):
-        yield f"at step {step}: ", changed(config, schedules.values(step))
+        yield f"at step {step}: ", with_values(config, schedules.values(step))
     if not extremes:
         yield "", config
 
@@ -93,7 +94,7 @@ class Schedules:
 
     @staticmethod
     def of(config: Config) -> "Schedules":
-        """Return the schedules of a configuration that `split` returned."""
+        """Return the schedules of a configuration that `split_schedules` returned."""
         nodes = config.get("schedules") or {}
         return Schedules({key: _function(config, key, node) for key, node in nodes.items()})
 
@@ -106,7 +107,7 @@ class Schedules:
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
-    def applied(self, made: Any, group: str, step: int) -> Any:
+    def apply(self, made: Any, group: str, step: int) -> Any:
         """Give `made`, a partial function or an instance, the scheduled options of a step.
 
         Return a new partial function, or the same instance with changed attributes.
@@ -129,7 +130,7 @@ class Schedules:
     def at(self, step: int, record: Any, **groups: str) -> Any:
         """Return a copy of a dataclass in which fields (field=group) have the options of a step."""
         return replace(
-            record, **{f: self.applied(getattr(record, f), g, step) for f, g in groups.items()}
+            record, **{f: self.apply(getattr(record, f), g, step) for f, g in groups.items()}
         )
 
 
@@ -142,5 +143,5 @@ def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)
     group, _, option = key.rpartition(".")
-    known = read(value_of(config, f"{group}._target_") or "rl.config.schema.Run").get(option)
+    known = options_of(value_of(config, f"{group}._target_") or "rl.config.schema.Run").get(option)
     return (lambda step: round(function(step))) if known and takes_only_int(known) else function

@@ -20,9 +20,9 @@ from rl.config.nodes import (
     TrainerSettings,
 )
 from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
-from rl.config.schedules import changed, joined, split
+from rl.config.schedules import join_schedules, split_schedules, with_values
 from rl.config.transport import Transport, transport
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.given_files import load_yaml
 
 FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
@@ -84,8 +84,8 @@ class Settings:
 
     def save(self, path: Path) -> None:
         """Write the configuration as YAML, replacing the old file atomically."""
-        content = {"format": FORMAT, **joined(self.plain())}
-        write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+        content = {"format": FORMAT, **join_schedules(self.plain())}
+        write_atomically(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +148,9 @@ class Run(Settings):
     # Schedules by dotted key (rl/config/schedules.py).
     schedules: dict[str, Any] = field(default_factory=dict)
 
-    def changed(self, changes: Mapping[str, Any]) -> Self:
+    def with_values(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy of the run with new values for dotted keys of at most two names."""
-        return type(self).of(changed(self.plain(), changes))
+        return type(self).of(with_values(self.plain(), changes))
 
     @property
     def groups_per_step(self) -> int:
@@ -177,7 +177,7 @@ class Run(Settings):
         """Return the run that `save` wrote to this file."""
         settings = load_yaml(path.read_bytes())
         settings.pop("format", None)
-        return cls.of(split(settings))
+        return cls.of(split_schedules(settings))
 
 
 def seconds_of(duration: float | str) -> float:
@@ -191,5 +191,5 @@ def seconds_of(duration: float | str) -> float:
     numbers = _DURATION.fullmatch(f"{text}s" if is_number else text)
     pairs = zip(numbers.groups() if numbers else (), _UNITS.values(), strict=False)
     if not (seconds := sum(float(number) * unit for number, unit in pairs if number)):
-        raise ValueError(f"{duration} is not a time: write 3h30m, 90m, or a number of seconds")
+        raise ValueError(f"{duration} is not a duration: write 3h30m, 90m, or a number of seconds")
     return seconds

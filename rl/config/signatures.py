@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_MIN_SIMILARITY = 1.2  # the least similarity of a suggested word; equal words have 2
+_MIN_SIMILARITY = 1.2  # a word with less is not suggested; equal words have 2
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -71,7 +71,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 @cache
-def source(name: str) -> Module | None:
+def parse_module(name: str) -> Module | None:
     """Return the parsed file of a module, or None if there is no such Python file."""
     spec = spec_of(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -95,7 +95,7 @@ def spec_of(name: str) -> ModuleSpec | None:
     return spec
 
 
-def find(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found | None:
+def find_definition(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found | None:
     """Return the definition of `name` or `package.name` and its module; follow imports."""
     if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
@@ -111,16 +111,16 @@ def find(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found
                 | ast.AnnAssign(target=ast.Name(id=defined))
             ) if defined == name:
                 return module, statement
-    for origin in _imported(module, head):
+    for origin in _import_origins(module, head):
         parts = [*origin.split("."), *(rest.split(".") if rest else [])]
         for length in range(len(parts) - 1, 0, -1):
-            known = source(".".join(parts[:length]))
-            if known and (found := find(known, ".".join(parts[length:]), seen)):
+            known = parse_module(".".join(parts[:length]))
+            if known and (found := find_definition(known, ".".join(parts[length:]), seen)):
                 return found
     return None
 
 
-def _imported(module: Module, name: str) -> Iterator[str]:
+def _import_origins(module: Module, name: str) -> Iterator[str]:
     """Yield the dotted names that imports of a module may bind to `name`."""
     for statement in module.statements():
         match statement:
@@ -129,7 +129,7 @@ def _imported(module: Module, name: str) -> Iterator[str]:
                 for alias in statement.names:
                     if name == (alias.asname or alias.name):
                         yield f"{origin}.{alias.name}"
-                    elif alias.name == "*" and source(origin):
+                    elif alias.name == "*" and parse_module(origin):
                         yield f"{origin}.{name}"
             case ast.Import():
                 for alias in statement.names:
@@ -149,13 +149,13 @@ def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
 
 
 @cache
-def read(target: str) -> Options:
+def options_of(target: str) -> Options:
     """Return the options of `package.module.name`; raise LookupError if it does not exist."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
         return _parameters(module, definition)
-    made = _method(module, definition, "__init__") or {}
-    later = _method(module, definition, "configure") or {}
+    made = _method_options(module, definition, "__init__") or {}
+    later = _method_options(module, definition, "configure") or {}
     # If both methods have an option of the same name, only the constructor receives it.
     return {key: replace(option, configured=True) for key, option in later.items()} | made
 
@@ -165,7 +165,7 @@ def definition_of(target: str) -> tuple[Module, Definition]:
     name, _, attribute = target.rpartition(".")
     if not name:
         raise LookupError(f"{target!r} has no module: write package.module.name")
-    module = source(name)
+    module = parse_module(name)
     if module is None:
         path = f"{name.replace('.', '/')}.py"
         if Path(path).is_file() and spec_of(top := name.partition(".")[0]):
@@ -176,7 +176,7 @@ def definition_of(target: str) -> tuple[Module, Definition]:
         start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
         hint = did_you_mean(name, _siblings(name)) or start
         raise LookupError(f"there is no module {name}{hint}")
-    found = find(module, attribute)
+    found = find_definition(module, attribute)
     if not found or not isinstance(found[1], Definition):
         known = (s.name for s in module.statements() if isinstance(s, Definition))
         hint = did_you_mean(attribute, known)
@@ -198,14 +198,14 @@ def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef
     return {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
 
 
-def _method(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
+def _method_options(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
     """Return the options of a class's own or inherited method, None if there is no method."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return _parameters(module, statement)
-    if name == "__init__" and _dataclass(definition):
-        return _fields(module, definition)
-    inherited = (_method(*base, name) for base in bases(module, definition))
+    if name == "__init__" and _dataclass_decorator(definition):
+        return _field_options(module, definition)
+    inherited = (_method_options(*base, name) for base in bases(module, definition))
     return next((options for options in inherited if options is not None), None)
 
 
@@ -214,24 +214,24 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T] becomes Base
             base = base.value
-        found = find(module, ast.unparse(base))
+        found = find_definition(module, ast.unparse(base))
         if found and isinstance(found[1], ast.ClassDef):
             yield found[0], found[1]
 
 
-def _dataclass(definition: ast.ClassDef) -> str:
+def _dataclass_decorator(definition: ast.ClassDef) -> str:
     """Return the source of the @dataclass decorator, or "" if there is none."""
     decorators = map(ast.unparse, definition.decorator_list)
     return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 
 
-def _fields(module: Module, definition: ast.ClassDef) -> Options:
+def _field_options(module: Module, definition: ast.ClassDef) -> Options:
     """Return the options of the `__init__` that @dataclass generates."""
     options: Options = {}
     for base in reversed(list(bases(module, definition))):
-        if _dataclass(base[1]):
-            options |= _fields(*base)
-    keyword_only = "kw_only=True" in _dataclass(definition)
+        if _dataclass_decorator(base[1]):
+            options |= _field_options(*base)
+    keyword_only = "kw_only=True" in _dataclass_decorator(definition)
     for statement in definition.body:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue

@@ -83,7 +83,7 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def transport_problems(config: Node) -> Iterator[str]:
-    """Yield why the sender does not suit these hosts or this policy: values, then remedy."""
+    """Yield a message if the sender does not suit the hosts or the policy: values, then remedy."""
     chosen = transport(config)
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"

@@ -26,10 +26,10 @@ from typing import Any, Self
 from envs.loading import cache_folder
 from rl.config.check import check_learned
 from rl.config.learned import Learned
-from rl.config.schedules import split
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError, Run
 from rl.runtime.child import last_lines, python_module
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 
 _INPUT_KEYS = (
     *("loss", "correction", "kl", "critic", "advantage", "aggregation", "truncation", "reward"),
@@ -46,7 +46,7 @@ class DryCall:
     """The dry calls of some configurations; one child handles all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
-        self._full_configs = [split(config) for config in configs]
+        self._full_configs = [split_schedules(config) for config in configs]
         self._configs = [_inputs(config) for config in self._full_configs]
         self._answers: list[Answer | None] = [_cached_answer(config) for config in self._configs]
         self._child: subprocess.Popen[bytes] | None = None
@@ -104,8 +104,8 @@ class DryCall:
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
-    def completed(self, run: Run) -> Run:
-        """Return the run with the facts of its dry call; raise ConfigError if it failed."""
+    def with_facts(self, run: Run) -> Run:
+        """Return the run with the facts of its dry call; raise ConfigError if the call failed."""
         return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
@@ -129,7 +129,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that affect a dry call, so that other keys, as the seed, keep its answer."""
+    """Return only the keys that affect a dry call, so that a new seed keeps the cached answer."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 
@@ -162,4 +162,4 @@ def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[st
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, json.dumps(content))
+        write_atomically(path, json.dumps(content))

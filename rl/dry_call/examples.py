@@ -16,7 +16,7 @@ from typing import Any
 from envs.episode import Example
 from envs.protocol import Pool
 from rl.config.build import build
-from rl.dry_call.report import BadResult, Report, json_round_trip, unwrapped
+from rl.dry_call.report import BadResult, Report, json_round_trip, unwrap
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
@@ -114,7 +114,7 @@ def check_strategy(
 
 def selects_by_rewards(order: Any, buffer: Any) -> bool:
     """Return whether the order or the buffer may choose examples by their rewards."""
-    orders, buffers = unwrapped(build(order)), unwrapped(build(buffer))
+    orders, buffers = unwrap(build(order)), unwrap(build(buffer))
     return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
         getattr(buffers, name, None) is not getattr(FifoBuffer, name)
         for name in ("add", "why_useless")

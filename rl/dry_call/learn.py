@@ -21,7 +21,7 @@ from typing import Any
 from envs.user_code import is_library
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
-from rl.dry_call.report import Report, unwrapped
+from rl.dry_call.report import Report, unwrap
 
 LIMIT_S = 60
 Config = Mapping[str, Any]
@@ -37,14 +37,14 @@ def learn(config: Config) -> Learned:
     from rl.dry_call import examples, rewards, tensors
 
     report, facts = Report(), dict[str, Any]()
-    built = _built(report, config)
+    built = _build_components(report, config)
     if report.problems:
         raise ConfigError(report.problems)
     with report.calling("loss", built["loss"]):
         loss, updates = component(config["loss"]), config["updates_per_batch"]
         reads, corrects = tensors.check_loss(report, loss, updates)
         facts |= {"loss_reads": tuple(sorted(reads)), "loss_corrects": corrects}
-    loss_module = sys.modules[unwrapped(built["loss"]).__module__]
+    loss_module = sys.modules[unwrap(built["loss"]).__module__]
     facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))
     facts["correction_is_neutral"] = tensors.check_correction(report, built["correction"])
     facts["divergence_is_linear"] = tensors.check_divergence(report, built["kl.estimator"])
@@ -70,18 +70,18 @@ def learn(config: Config) -> Learned:
     size = config["group_size"]
     examples.check_strategy(report, config["strategy"], size, config["env"], pools)
     facts["selects_examples"] = examples.selects_by_rewards(config["order"], config["buffer"])
-    examples.check_methods(report, unwrapped(build(config["env"])))
+    examples.check_methods(report, unwrap(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)
     return Learned(**facts)
 
 
-def completed(config: Config) -> Run:
+def run_with_facts(config: Config) -> Run:
     """Return the configured run after a dry call in this process, for benchmarks and tests."""
     return Run.of({**config, "learned": asdict(learn(config))})
 
 
-def _built(report: Report, config: Config) -> dict[str, Any]:
+def _build_components(report: Report, config: Config) -> dict[str, Any]:
     """Import the components; return each one with its options bound."""
     from rl.config.build import build
 
@@ -116,7 +116,7 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 def _answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # Repeat the alarm: `Report.calling` records a TimeoutError, and then the dry call goes on.
+    # Repeat the alarm, because the dry call goes on after `Report.calling` records the first.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
         _, pools = examples.read_pools(config["env"])

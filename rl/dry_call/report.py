@@ -32,7 +32,7 @@ class Report:
         given: str = "",
         unknown: type[Exception] | tuple[()] = (),
     ) -> Iterator[None]:
-        """Record an error in the block as a problem of `made`, which was called with `given`.
+        """Record an error in the block as a problem of `made`, which the block calls with `given`.
 
         An error of the type `unknown` is ignored, because made-up values may cause such an error.
         """
@@ -41,14 +41,14 @@ class Report:
         except unknown:
             pass
         except BadResult as error:
-            self.problems.append(f"{group}: {name_of(made)} {error}{_location(defined_at(made))}")
+            self.problems.append(f"{group}: {name_of(made)} {error}{_location(source_of(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
-            place = _location(raised_at(error, made))
+            place = _location(error_location(error, made))
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 
 
-def unwrapped(made: Any) -> Any:
+def unwrap(made: Any) -> Any:
     """Return the function or class behind partials and decorators, or the class of an instance."""
     while hasattr(made, "func"):
         made = made.func
@@ -58,20 +58,20 @@ def unwrapped(made: Any) -> Any:
 
 def name_of(made: Any) -> str:
     """Return `package.module.name`, as a `_target_` writes it."""
-    made = unwrapped(made)
+    made = unwrap(made)
     return f"{made.__module__}.{made.__qualname__}"
 
 
-def defined_at(made: Any) -> tuple[str, int] | None:
+def source_of(made: Any) -> tuple[str, int] | None:
     """Return the file and the line where a function or class begins."""
-    made = unwrapped(made)
+    made = unwrap(made)
     try:
         return str(inspect.getsourcefile(made)), inspect.getsourcelines(made)[1]
     except (OSError, TypeError):
         return None
 
 
-def raised_at(error: BaseException, made: Any) -> tuple[str, int] | None:
+def error_location(error: BaseException, made: Any) -> tuple[str, int] | None:
     """Return the file and the line of the last frame of user code in a traceback."""
     own = defined_at(made)
     found = find_location(error, own and own[0])

@@ -56,7 +56,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # The first reward is not 0, so a group of one gets the advantage 0 only from a baseline.
+    # The first reward is not 0, so a single rollout gets the advantage 0 only from a baseline.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,

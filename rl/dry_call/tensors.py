@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from losses.tokens import TokenLoss, Tokens
-from rl.dry_call.report import BadResult, Report, unwrapped
+from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
@@ -112,7 +112,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
-    module = sys.modules.get(unwrapped(loss).__module__)
+    module = sys.modules.get(unwrap(loss).__module__)
     if (stated := getattr(module, "READS", None)) is None:
         return used, corrects
     with report.calling("loss", loss):

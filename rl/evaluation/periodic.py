@@ -117,7 +117,7 @@ class Evaluator:
     def _player_of(self, version: int) -> Player:
         """Return the player with the evaluation's temperature, no hints and no strategy."""
         player = self.player.at_version(version)
-        settings = player.schedules.applied(self.settings, "evaluation", version)
+        settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
         chat = player.chat.at_version(sampler, version)
         training = {"hinted_envs": frozenset(), "strategy": Independent()}

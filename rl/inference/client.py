@@ -23,7 +23,7 @@ from rl.inference.completion import (
     scoring_request,
 )
 from rl.inference.router import RequestGroup, Route, Router
-from rl.runtime.devices import open_files
+from rl.runtime.devices import file_limit
 
 T = TypeVar("T")
 _RETRIES = 3
@@ -176,7 +176,7 @@ class VLLMClient:
         if route not in self._sessions:
             replica = route.replica
             # Connections use at most half of the allowed open files. Environments need files too.
-            limit = max(open_files() // 2 // len(self._router.routes), 1)
+            limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
                 aiohttp.UnixConnector(path=str(path), limit=limit, keepalive_timeout=_KEEP_ALIVE_S)

@@ -23,7 +23,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
-from rl.runtime.child import Child, Reaper, ending, last_lines, python_module
+from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -220,7 +220,7 @@ def run_vllm(
         def check_child() -> None:
             if child.returncode is not None:
                 raise RunFailed(
-                    f"vLLM {ending(child.returncode)}. The end of {child.log}:\n"
+                    f"vLLM {describe_exit(child.returncode)}. The end of {child.log}:\n"
                     f"{last_lines(child.log)}"
                 )
 

@@ -1,8 +1,8 @@
-"""Checks that a run fits into the memory of hosts and GPUs, and computes vLLM's share of a GPU.
+"""Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md). So a run is refused only if 85 % of the estimate
 exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The error message
-shows the sum. Memory that other programs use now is ignored, because they may end soon. The
+shows the summands. Memory that other programs use is ignored, because they may end soon. The
 printed plan warns if the whole estimate exceeds the memory.
 """
 
@@ -51,7 +51,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
     return [ProcessMemory(name=name, place=place, need=need) for name, place, need in needs]
 
 
-def fitted(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
+def fit_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
     """Return the run with the memory that vLLM may use filled in.
 
     Raises:
@@ -67,17 +67,17 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
     if not plan.inference or run.inference.args is None:
         return run
     if not plan.inference[0].devices:
-        return run.changed({"inference.cpu_kv_cache_gib": _cache_gib(run, shape)})
+        return run.with_values({"inference.cpu_kv_cache_gib": _cache_gib(run, shape)})
     if share := _vllm_share(run, plan, shape, hosts):
         args = {"gpu_memory_utilization": share, **run.inference.args}
-        return run.changed({"inference.args": args})
+        return run.with_values({"inference.args": args})
     return run
 
 
 def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
-    """Yield a message, with the sum, for each GPU smaller than `share` times the estimate."""
+    """Yield a message, with the summands, for each GPU smaller than `share` of the estimate."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -90,7 +90,7 @@ def gpu_excess(
             taken = sum(need.on_device for need in needs.values())
             limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
             if share * taken > limit:
-                sums = "; ".join(arithmetic(name, need.device) for name, need in needs.items())
+                sums = "; ".join(format_sum(name, need.device) for name, need in needs.items())
                 yield (
                     f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
                     f"{gib(taken)} GiB: {sums}"
@@ -98,7 +98,7 @@ def gpu_excess(
 
 
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
-    """Yield a message, with the sum, for each GPU and each host whose memory is too small."""
+    """Yield a message, with the summands, for each GPU and host whose memory is too small."""
     yield from gpu_excess(processes, hosts, run, _REFUSED_GPU_SHARE)
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
@@ -107,7 +107,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
                 f"the run needs {gib(taken)} GiB, but the machine has {gib(host.memory)} GiB: "
-                f"{arithmetic(largest.name, largest.need.host)}"
+                f"{format_sum(largest.name, largest.need.host)}"
             )
 
 
@@ -142,17 +142,17 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
-    push = vllm.pop("push")  # allocated outside of vLLM's fraction
+    push = vllm.pop("push")  # vLLM's fraction does not include it
     left = 1 - (rank.on_device + push) / size - _LEFT_FREE
     return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
 
 
-def arithmetic(name: str, need: Bytes) -> str:
+def format_sum(name: str, need: Bytes) -> str:
     """Return a memory sum as text: `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
-    return f"{name} {gib(sum(need.values()))} = {' + '.join(terms(need))}"
+    return f"{name} {gib(sum(need.values()))} = {' + '.join(format_terms(need))}"
 
 
-def terms(need: Bytes) -> list[str]:
+def format_terms(need: Bytes) -> list[str]:
     """Return purpose and GiB of each amount of at least 0.05 GiB, the largest first."""
     largest_first = sorted(need.items(), key=lambda item: -item[1])
     return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]

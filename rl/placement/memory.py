@@ -1,4 +1,4 @@
-"""Estimates the peak memory of each process from the model's sizes and the run's options.
+"""Estimate the peak memory of each process from the model's sizes and the run's options.
 
     weights        one number per parameter, in the model's dtype
     gradients      float32, of the trained parameters
@@ -27,12 +27,12 @@ Bytes = dict[str, float]  # purpose -> bytes
 _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and kernels of a rank on a CPU
 _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
-_FLOAT32_ATTENTION_LEN = 512  # tokens of the longest row with float32 attention (model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # needed memory / activations
+_FLOAT32_ATTENTION_LEN = 512  # longer rows get no float32 attention (model/loading.py)
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # allocated memory / activations
 
 _VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU. Shared libraries count once
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
-# vLLM's weights need this times their size, because a push leaves repacked copies and waste.
+# vLLM's weights need this many times their size, because a push leaves repacked copies.
 _VLLM_WEIGHTS_ON_CPU = 1.3
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
@@ -80,13 +80,13 @@ class Need:
 def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: bool) -> Need:
     """Return the peak memory of one trainer rank. `first`: rank 0, which also pushes weights."""
     trained = trained_parameters(run, shape)
-    states = _states(run, shape.parameters, trained, ranks)
+    states = _state_bytes(run, shape.parameters, trained, ranks)
     if run.critic.get("optim"):  # the critic is a second trained model, with a head of one output
-        critic = _states(run, shape.parameters - shape.embedding, trained, ranks)
+        critic = _state_bytes(run, shape.parameters - shape.embedding, trained, ranks)
         states = {key: value + critic[key] for key, value in states.items()}
     work = {
-        "activations": _activations(run, shape, ranks, on_gpu),
-        "logits": _logits(run, shape, ranks),
+        "activations": _activation_bytes(run, shape, ranks, on_gpu),
+        "logits": _logit_bytes(run, shape, ranks),
     }
     step = states.pop("step")
     if on_gpu and not _is_on_host(run, "offload_optimizer"):
@@ -96,14 +96,14 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         states["step"] = step
     copies = _num_references(run) * shape.parameters * number_bytes(run)
     compute = {**states, **work, "reference": copies}
-    pushed = _pushed(run, shape) if first else 0.0
+    pushed = _push_bytes(run, shape) if first else 0.0
     if not on_gpu:
-        # A model without weights is initialised in float32 at the start and then converted.
+        # A new model is initialised in float32 at the start and then converted.
         initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
         spare = initialised - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
-    moved = _offloaded(run, compute)
+    moved = _offloaded_bytes(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
     whole = float(shape.parameters * number_bytes(run))
     host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
@@ -152,7 +152,7 @@ def number_bytes(run: Run) -> int:
     return bytes_of(run.model.dtype)
 
 
-def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
+def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     """Return the bytes of weights, gradients, optimizer state and the optimizer's copies."""
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
     stage, half = _STAGES[number], number_bytes(run) == 2
@@ -167,14 +167,14 @@ def _states(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     }
 
 
-def _tokens(run: Run, ranks: int) -> int:
+def _max_tokens(run: Run, ranks: int) -> int:
     """Return the number of tokens, padding included, of the largest possible micro-batch."""
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
 
 
-def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
+def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     """Return the bytes of the tensors that autograd keeps for the backward pass."""
     half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
@@ -194,12 +194,12 @@ def _activations(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     if run.trainer.gradient_checkpointing:  # stores all layers' inputs, and one layer in full
         kept = shape.layers * shape.hidden * number_bytes(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
-    return _tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
+    return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
 
-def _logits(run: Run, shape: Shape, ranks: int) -> float:
+def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
     """Return the bytes of one chunk's logits and their gradient, and of the head's gradient."""
-    chunk = min(run.trainer.logprob_chunk, _tokens(run, ranks))
+    chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
     return 14.0 * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
@@ -216,7 +216,7 @@ def _num_references(run: Run) -> int:
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)
 
 
-def _pushed(run: Run, shape: Shape) -> float:
+def _push_bytes(run: Run, shape: Shape) -> float:
     """Return the bytes of rank 0's copies during a push. Merging an adapter needs a second copy."""
     if not run.sampler.uses_vllm:
         return 0.0
@@ -228,7 +228,7 @@ def _pushed(run: Run, shape: Shape) -> float:
     return merged + whole
 
 
-def _offloaded(run: Run, compute: Bytes) -> Bytes:
+def _offloaded_bytes(run: Run, compute: Bytes) -> Bytes:
     """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (

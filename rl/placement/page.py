@@ -1,9 +1,9 @@
-"""Formats a plan and its estimated memory as a table for the terminal."""
+"""Format a plan and its estimated memory as a table for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, gib, memory_of_host, terms
+from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, format_terms, gib, memory_of_host
 from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
@@ -42,12 +42,12 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
     where = "" if place.devices else f"{threads} thread{'s' * (threads != 1)}"
     if need is None:
         return name, place.host, where, ("?", "")
-    text = ", ".join(terms(need.device or need.host))
+    text = ", ".join(format_terms(need.device or need.host))
     return name, place.host, where, (gib(need.on_device or need.on_host), text)
 
 
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
-    """Yield notes: memory of the machine with the least left, a warning, unused GPUs."""
+    """Yield notes: memory of the host with the least left, a warning, unused GPUs."""
     if processes:
         taken, number = max((memory_of_host(processes, n), -n) for n in range(len(hosts)))
         host, name = hosts[-number], f"host {-number}, the fullest" if len(hosts) > 1 else "memory"

@@ -1,4 +1,4 @@
-"""Assigns GPUs and CPU cores to each process of a run, or says why that is impossible.
+"""Assign GPUs and CPU cores to each process of a run.
 
     several GPUs    the first GPUs train, one rank each. vLLM's replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
@@ -76,7 +76,7 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
-        if (names := _names(node.devices)) is not None:
+        if (names := _device_names(node.devices)) is not None:
             _refuse(
                 f"{key}.devices={names}, but no GPU is visible on this machine: set "
                 f"{key}.devices=null to use the CPU, or check `nvidia-smi -L` and the variable "
@@ -85,7 +85,7 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     return _place_on_cores(run, hosts)
 
 
-def _names(devices: Sequence[int | str] | None) -> list[str] | None:
+def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
     return None if devices is None else [str(device) for device in devices]
 
 
@@ -102,16 +102,17 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))
-    return Plan(inference=tuple(inference), ranks=_ranks(run, [(h, "") for h in rank_hosts], hosts))
+    ranks = _rank_places(run, [(host, "") for host in rank_hosts], hosts)
+    return Plan(inference=tuple(inference), ranks=ranks)
 
 
-def _ranks(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
+def _rank_places(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
     """Return the place of one rank per device. An empty device name means the CPU of the host."""
     places: list[Place] = []
     for host, name in devices:
         visible = tuple(other for where, other in devices if where == host and other)
         num_local = sum(where == host for where, _ in devices)
-        spare = hosts[host].cpus - run.starts_vllm  # one CPU for vLLM's scheduler, which is busy
+        spare = hosts[host].cpus - run.starts_vllm  # vLLM's scheduler keeps one CPU busy
         places.append(
             Place(
                 host=host,
@@ -140,21 +141,21 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
             f"{len(known)} are for training: {_REMEDY}"
         )
     to_train = to_train[:num_ranks]
-    inference = _replicas(run, to_sample) if run.starts_vllm else ()
+    inference = _replica_places(run, to_sample) if run.starts_vllm else ()
     used = {*to_train, *((place.host, name) for place in inference for name in place.devices)}
     return Plan(
         inference=inference,
-        ranks=_ranks(run, to_train, hosts),
+        ranks=_rank_places(run, to_train, hosts),
         idle=tuple(device for device in known if device not in used),
     )
 
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
     """Return the GPUs for training and the GPUs for vLLM, by default half each."""
-    train = _find_gpus("trainer", _names(run.trainer.devices), known)
+    train = _find_gpus("trainer", _device_names(run.trainer.devices), known)
     if not run.starts_vllm:
         return (known if train is None else train), []
-    sample = _find_gpus("inference", _names(run.inference.devices), known)
+    sample = _find_gpus("inference", _device_names(run.inference.devices), known)
     if train is None and sample is None:
         return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
@@ -171,17 +172,17 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
         return known[:ranks], known[ranks:]
     half = len(known) - len(known) // 2
     count = run.inference.replicas or max(half // group, 1)
-    groups = list(_groups(known, group))[-count:]
+    groups = list(_groups_on_one_host(known, group))[-count:]
     if not groups:  # `_replicas` raises the error with the numbers
         return known, known
     sample = [device for group in groups for device in group]
     return [device for device in known if device not in sample], sample
 
 
-def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
+def _replica_places(run: Run, devices: list[Device]) -> tuple[Place, ...]:
     """Return the place of each vLLM replica. All GPUs of a replica are on one host."""
     number, size = run.inference.replicas, run.inference.tensor_parallel_size
-    groups = list(_groups(devices, size))
+    groups = list(_groups_on_one_host(devices, size))
     if len(groups) < (number or 1):
         _refuse(
             f"inference.replicas={number or 1} with inference.tensor_parallel_size={size} needs "
@@ -194,7 +195,7 @@ def _replicas(run: Run, devices: list[Device]) -> tuple[Place, ...]:
     )
 
 
-def _groups(devices: Sequence[Device], size: int) -> Iterator[list[Device]]:
+def _groups_on_one_host(devices: Sequence[Device], size: int) -> Iterator[list[Device]]:
     for host in sorted({host for host, _ in devices}):
         local = [device for device in devices if device[0] == host]
         for begin in range(len(local) % size, len(local), size):

@@ -1,4 +1,4 @@
-"""Fills in process counts and vLLM flags that are null in the YAML and depend on the devices."""
+"""Fill in process counts and vLLM flags that are null in the YAML and depend on the devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +20,13 @@ def with_plan(run: Run, plan: Plan) -> Run:
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
-    return run.changed({"inference": inference, "trainer.ranks": len(plan.ranks)})
+    return run.with_values({"inference": inference, "trainer.ranks": len(plan.ranks)})
 
 
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with the vLLM flags for the devices. The user's flags win."""
+    """Return the inference config with vLLM's flags for the devices; keep flags of the user."""
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)

@@ -31,8 +31,8 @@ from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
-from rl.runtime.devices import raise_open_files
-from rl.runtime.failure import reporting
+from rl.runtime.devices import raise_file_limit
+from rl.runtime.failure import reporting_failures
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import LISTEN_VARIABLE
 from rl.runtime.status import Status
@@ -110,7 +110,7 @@ async def main(run_folder: RunFolder) -> None:
     pools = env.pools("train")
     sampler, schedules = build(run.sampler)(), Schedules.of(run.plain())
     model = build(run.model)()
-    start, version, tally = run_folder.resumed(), LiveVersion(), RequestTally()
+    start, version, tally = run_folder.resume_point(), LiveVersion(), RequestTally()
     version.listeners.append(env.begin_version)
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
@@ -185,6 +185,6 @@ if __name__ == "__main__":
     sys.path.append(os.getcwd())  # the current folder may contain the user's modules
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
-    with reporting(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_open_files()  # a connection is an open file, and each running rollout needs one
+    with reporting_failures(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
+        raise_file_limit()  # a connection is an open file, and each running rollout needs one
         asyncio.run(main(run_folder))

@@ -33,7 +33,7 @@ from rl.config.schema import Run
 from rl.records import Credit, Rollout
 from rl.rollouts.compared import roles_of
 from rl.runtime.failure import RunFailed
-from rl.runtime.metrics import finite
+from rl.runtime.metrics import finite_float
 
 Truncation = Callable[[Rollout], Credit]
 Advantage = Callable[[ScoredGroup], Sequence[Any]]
@@ -166,7 +166,7 @@ class GroupCredit:
         lost = [
             None
             if credit.reward is None
-            else (0.0 if credit.is_zeroed else finite(rollout.reward) or 0.0) - credit.reward
+            else (0.0 if credit.is_zeroed else finite_float(rollout.reward) or 0.0) - credit.reward
             for rollout, credit in zip(group.rollouts, credits, strict=True)
         ]
         known = [each for each in lost if each is not None]
@@ -239,7 +239,7 @@ def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
     """Return the group with one of its named rewards as the reward."""
     # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
     rewards = [
-        None if reward is None else finite(named.get(name)) or 0.0
+        None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)
     ]
     turns = [
@@ -260,6 +260,6 @@ def _split_by_turn(
     by_turn = [0.0] * max(1, rollout.turns, len(rollout.turn_lengths))
     for name, weight in weights.items():
         for turn, value in enumerate(rollout.turn_rewards.get(name, ()) if weight else ()):
-            by_turn[turn] += weight * (finite(value) or 0.0)
+            by_turn[turn] += weight * (finite_float(value) or 0.0)
     by_turn[-1] += reward - math.fsum(by_turn)
     return tuple(by_turn)

@@ -23,7 +23,7 @@ from losses.groups import Source
 from rl.config.ranges import BelowOne, PositiveInt
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
-from rl.runtime.files import plain
+from rl.runtime.files import to_json
 from rl.sampling.demonstrations import ImitationSampler
 from rl.wire import pack, unpack
 
@@ -127,8 +127,8 @@ class MixedBuffer(FifoBuffer):
 def _storable_copy(group: Group) -> Group:
     """Return the copy of a group that is replayed. A checkpoint can contain all its values."""
     rollouts = tuple(
-        replace(rollout, source=Source.REPLAY, messages=plain(rollout.messages))
+        replace(rollout, source=Source.REPLAY, messages=to_json(rollout.messages))
         for rollout in group.rollouts
     )
-    example = replace(group.example, messages=plain(group.example.messages), info={})
+    example = replace(group.example, messages=to_json(group.example.messages), info={})
     return replace(group, rollouts=rollouts, example=example)

@@ -34,7 +34,7 @@ def python_module(name: str, *arguments: str) -> list[str]:
 
 
 def last_lines(log: Path, count: int = 20) -> str:
-    """Return the last lines of a log file, with only the last state of each progress bar."""
+    """Return the last lines of a log file. Of each progress bar, return only the last state."""
     if not log.exists():
         return "(no log yet)"
     with log.open("rb") as file:
@@ -44,7 +44,7 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Let this child die with its parent. Code between fork and exec must not acquire locks."""
+    """Let the kernel kill this child when its parent dies. Acquire no locks before exec."""
     # Ignore USR2, because a scheduler sends it to warn the supervisor, but it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The kernel sends KILL when the forking thread ends, so fork only in the main thread.
@@ -65,7 +65,7 @@ def group_alive(group: int) -> bool:
     return False
 
 
-def ending(status: int | None) -> str:
+def describe_exit(status: int | None) -> str:
     """Describe an exit status. Name the likely cause of KILL, because the log cannot contain it."""
     killed = (
         " (killed, perhaps by the kernel because memory ran out: docs/troubleshooting.md, memory)"
@@ -212,7 +212,7 @@ class Child:
         self.end()
 
     def kill_leader(self) -> None:
-        """Kill only this process, not its descendants."""
+        """Kill only the started process, not its descendants."""
         if self._process is not None:
             self._process.kill()
 

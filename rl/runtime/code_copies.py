@@ -1,11 +1,11 @@
-"""The user's source files of a run: copies in the run folder, and which files have changed since.
+"""Copy the user's source files into the run folder, and find files that have changed since.
 
     <run>/code/step_000000/losses/cispo.py    at the start of the run
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
 
 The copied files are those that the dry call imported (rl/dry_call), without libraries and without
-rl/, which the commit in overrides.yaml identifies. A name in the folder is relative to the working
-folder or to this checkout, so that a run can be resumed from another path.
+rl/, which the commit in overrides.yaml identifies. The path of a copy is relative to the working
+folder or to this checkout, so that a run can be resumed after these folders have moved.
 """
 
 import filecmp
@@ -19,7 +19,7 @@ from pathlib import Path
 from envs.user_code import ROOT
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import inside
+from rl.runtime.given_files import regular_file
 from rl.runtime.text import printable
 
 
@@ -32,24 +32,24 @@ def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
     remove(folder if step else run_folder.code)
     for file in (Path(file) for file in files):
         if not file.is_relative_to(ROOT / "rl"):
-            copy = folder / _name(file)
+            copy = folder / _relative_name(file)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
 
 
 def changed_code(run_folder: RunFolder) -> list[str]:
-    """Return the names of the files that are gone or differ from the newest copies."""
+    """Return the names of the copied files that were deleted or changed since the newest copy."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copies = (copy for folder in newest for copy in _copies(folder))
     return [
         printable(name)
         for name, copy in copies
-        if not ((file := _found(name)) and filecmp.cmp(file, copy, shallow=False))
+        if not ((file := _find_file(name)) and filecmp.cmp(file, copy, shallow=False))
     ]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
-    """Return for each file name the hash of its copy, or several if the file changed in the run."""
+    """Return the hashes of each file's copies by name: one, or several if the file changed."""
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
@@ -63,18 +63,18 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
         with suppress(FileNotFoundError):  # skip a path that is no regular file of this folder
-            yield str(copy.relative_to(folder)), inside(copy, folder)
+            yield str(copy.relative_to(folder)), regular_file(copy, folder)
 
 
-def _name(file: Path) -> Path:
-    """Return the file's path relative to the first base from which `_found` finds it again."""
-    names = (file.relative_to(base) for base in _bases() if file.is_relative_to(base))
-    return next(name for name in names if _found(name) == file)
+def _relative_name(file: Path) -> Path:
+    """Return the path of a file relative to one of the folders in which `_find_file` searches."""
+    names = (file.relative_to(base) for base in _base_folders() if file.is_relative_to(base))
+    return next(name for name in names if _find_file(name) == file)
 
 
-def _found(name: str | Path) -> Path | None:
-    return next((path for base in _bases() if (path := base / name).is_file()), None)
+def _find_file(name: str | Path) -> Path | None:
+    return next((path for base in _base_folders() if (path := base / name).is_file()), None)
 
 
-def _bases() -> tuple[Path, ...]:
+def _base_folders() -> tuple[Path, ...]:
     return ROOT, Path.cwd(), Path("/")

@@ -96,7 +96,7 @@ def gpus_of_driver() -> tuple[Gpu, ...]:
 
 
 @cache
-def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, for tests
+def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests can change it despite the cache
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()
@@ -145,7 +145,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
     nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi gives no answer,
-    count the driver's files in /dev, because their own numbers are those of the host.
+    count the driver's files in /dev, because the numbers in their names are those of the host.
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:
@@ -171,16 +171,16 @@ def core_of(cpu: int) -> int:
         return cpu
 
 
-def raise_open_files() -> int:
-    """Raise the soft limit of open files, at most to the hard limit; return the new soft limit."""
+def raise_file_limit() -> int:
+    """Raise this process's limit of open files as far as the system allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return open_files()
+    return file_limit()
 
 
-def open_files() -> int:
-    """Return the soft limit of open files, at most _MOST_FILES."""
+def file_limit() -> int:
+    """Return this process's limit of open files, at most _MOST_FILES."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, _MOST_FILES)

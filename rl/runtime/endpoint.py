@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
@@ -19,7 +19,7 @@ WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # set for ranks that load the model af
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The content of an endpoint file: the address of a server since its latest start.
+    """The content of a server's endpoint file, which each start of the server replaces.
 
     Attributes:
         incarnation: number of restarts before this start.
@@ -35,7 +35,7 @@ class Endpoint:
         path = run_folder.endpoint_of(process)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"address": str(self.address), "incarnation": self.incarnation}
-        write_whole(path, json.dumps(content | {"pid": self.pid or os.getpid()}))
+        write_atomically(path, json.dumps(content | {"pid": self.pid or os.getpid()}))
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
@@ -52,7 +52,7 @@ class Endpoint:
 def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: str) -> None:
     """Write a restart request for one incarnation of a server. The supervisor reads the request."""
     path = run_folder.restart_request_of(process)
-    write_whole(path, json.dumps({"incarnation": incarnation, "why": why}))
+    write_atomically(path, json.dumps({"incarnation": incarnation, "why": why}))
 
 
 def restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:

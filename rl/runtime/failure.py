@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from operator import itemgetter
 
 from envs.user_code import format_location
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
 
-_REMEDIES = {  # part of an error's message -> what the user can do
+_REMEDIES = {  # pattern in an error's message -> what the user can do
     "out of memory|can't allocate memory": "lower trainer.tokens_per_micro_batch or "
     "trainer.logprob_chunk, or set trainer.gradient_checkpointing=true; for vLLM, lower "
     "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
@@ -41,11 +41,11 @@ def no_debugger(*_: object, **__: object) -> None:
 
 
 class OutOfTime(RunFailed):
-    """The exception that ends a run at max_time, after a saved checkpoint. This is no failure."""
+    """The exception that ends a run at max_time, after it has saved a checkpoint."""
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error that the user sees, without terminal escapes."""
+    """Return the text that the user sees for an error, without terminal escapes."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
@@ -56,7 +56,7 @@ def message_of(error: BaseException) -> str:
 
 
 @contextmanager
-def reporting(run_folder: RunFolder, process: str) -> Iterator[None]:
+def reporting_failures(run_folder: RunFolder, process: str) -> Iterator[None]:
     """Write a failure report and exit with status 1 if the block raises an error."""
     try:
         yield
@@ -73,7 +73,7 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
         return
     report = {"part": process, "time": time.time(), "message": message_of(error)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(report))
+    write_atomically(path, json.dumps(report))
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:

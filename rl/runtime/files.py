@@ -1,4 +1,4 @@
-"""Paths inside a folder, atomic and private writes, and files of JSON lines."""
+"""Write files atomically or privately, delete them, and read and write files of JSON lines."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from rl.runtime.given_files import inside
+from rl.runtime.given_files import regular_file
 
 _MAX_DEPTH = 64  # maximum nesting of JSON values; deeper ones may overflow json.dumps's stack
 _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
@@ -24,7 +24,7 @@ class Inside:
         return owner.path / self.name
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a temporary file and rename it, so that readers never see an incomplete text."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
@@ -64,11 +64,11 @@ def remove(path: Path) -> None:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return the record as one line of JSON. `plain` converts values that JSON does not allow."""
+    """Return the record as one line of JSON. `to_json` converts values that JSON does not allow."""
     try:
         return json.dumps(record, allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError):
-        return json.dumps(plain(record)) + "\n"
+        return json.dumps(to_json(record)) + "\n"
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -83,27 +83,27 @@ class LineTail:
     """A reader that returns the new complete lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
-        """Read from the file's start. A path that is no regular file counts as missing."""
+        """Read nothing yet. A path that is not a regular file counts as an empty file."""
         self._path = path
         self._offset = 0  # bytes up to the end of the last complete line that was read
 
     def read(self) -> list[bytes]:
         """Return the complete lines added since the last call; all lines if the file has shrunk."""
         try:
-            with inside(self._path, self._path.parent).open("rb") as file:
+            with regular_file(self._path, self._path.parent).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:
             return []
-        # An incomplete last line remains for the next call.
+        # The next call reads an incomplete last line again.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.splitlines()
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def to_json(value: Any, depth: int = 0) -> Any:
     """Convert a value to types that JSON allows.
 
     A float that is not finite becomes null. An object of any other type becomes its repr.
@@ -116,8 +116,8 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, dict | list | tuple) and depth < _MAX_DEPTH:
         if isinstance(value, dict):
-            return {_text_of(key): plain(item, depth + 1) for key, item in value.items()}
-        return [plain(item, depth + 1) for item in value]
+            return {_text_of(key): to_json(item, depth + 1) for key, item in value.items()}
+        return [to_json(item, depth + 1) for item in value]
     return _text_of(value)
 
 

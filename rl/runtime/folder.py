@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.runtime.files import Inside, remove, write_whole
-from rl.runtime.given_files import inside, load_json
+from rl.runtime.files import Inside, remove, write_atomically
+from rl.runtime.given_files import load_json, regular_file
 from rl.runtime.private_folder import PrivateFolder
 
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
@@ -73,7 +73,7 @@ class RunFolder:
 
     def read(self, path: Path) -> bytes:
         """Return the content of a regular file in this folder. Raise OSError for other paths."""
-        return inside(path, self.path).read_bytes()
+        return regular_file(path, self.path).read_bytes()
 
     @property
     def private(self) -> PrivateFolder:
@@ -94,11 +94,11 @@ class RunFolder:
 
     def rollouts_of(self, step: int) -> Path:
         """Return the file with the rollouts of a step, one JSON object per line."""
-        return _in_new_folder(self.rollouts / f"step_{step:06d}.jsonl")
+        return _with_parent(self.rollouts / f"step_{step:06d}.jsonl")
 
     def evaluation_of(self, version: int) -> Path:
         """Return the file with the evaluation of a policy version, one JSON object per line."""
-        return _in_new_folder(self.evaluations / f"version_{version:06d}.jsonl")
+        return _with_parent(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
         """Return the token file of a step, written by the process `rollouts` or `trainer.rank0`."""
@@ -119,7 +119,7 @@ class RunFolder:
             remove(path)
 
     def clear_preparations(self, but: str | None) -> None:
-        """Delete the model and warm start of a failed start, unless they contain the path `but`."""
+        """Delete the model and warm start of a failed start, but no folder that contains `but`."""
         kept = Path(but).expanduser().resolve() if but else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):
@@ -150,7 +150,7 @@ class RunFolder:
 
     def set_model(self, folder: Path, fingerprint: str = "") -> None:
         """Record the local folder and the fingerprint of the initial model."""
-        write_whole(self._model, f"{folder}\n{fingerprint}\n")
+        write_atomically(self._model, f"{folder}\n{fingerprint}\n")
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint after `step` optimizer steps."""
@@ -191,8 +191,8 @@ class RunFolder:
         complete = self.complete_checkpoints()
         return step_of(complete[-1]) if complete else 0
 
-    def resumed(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint for a resume, None for a new run."""
+    def resume_point(self) -> ResumePoint | None:
+        """Return the newest complete checkpoint, which a resume loads; None for a new run."""
         complete = self.complete_checkpoints()
         if not complete:
             return None
@@ -200,7 +200,7 @@ class RunFolder:
         return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
 
 
-def _in_new_folder(path: Path) -> Path:
+def _with_parent(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -226,8 +226,8 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # The resumed run repeats these steps. If it ends before it reaches them, a reader must not take
-    # their old tokens and evaluations for its results.
+    # A resumed run that ends before it repeats these steps must not show their old tokens and
+    # evaluations as its results.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

@@ -1,7 +1,7 @@
 """Read the files of a run folder that another person may have made (docs/scaling.md).
 
-A reader must not wait for ever, fill the memory, or show a file from outside of the folder. A
-resumed run also writes, so every path of its folder is checked first.
+The functions refuse files with which a reader would wait for ever, fill the memory, or show a file
+from outside of the folder. A resumed run also writes, so it checks every path of its folder first.
 """
 
 import errno
@@ -16,10 +16,10 @@ import yaml
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
 _MAX_DEPTH = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
-_MAX_NODES = 1_000_000  # maximum number of YAML values, with each alias counted as a copy
+_MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as many as its target
 
 
-def inside(path: Path, folder: Path) -> Path:
+def regular_file(path: Path, folder: Path) -> Path:
     """Return `path` if it is a regular file whose real path is in `folder`.
 
     Raises:

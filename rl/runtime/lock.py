@@ -15,7 +15,7 @@ from typing import IO
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import inside, why_unsafe_to_write
+from rl.runtime.given_files import regular_file, why_unsafe_to_write
 
 # Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -39,7 +39,7 @@ class FolderInUse(FolderUnusable):
 
 def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
     """Raise FolderInUse if another process is using the run folder. Change no file."""
-    with suppress(OSError), inside(run_folder.lock, run_folder.path).open("rb") as file:
+    with suppress(OSError), regular_file(run_folder.lock, run_folder.path).open("rb") as file:
         # Use a shared lock, so that two callers of this function do not block each other.
         _acquire(run_folder, file, fcntl.LOCK_SH, patience_s)
 
@@ -50,8 +50,8 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
 
     Args:
         run_folder: the folder to lock.
-        delete_on: errors after which nothing was started. If the block raises such an error, a
-            folder that this call created is deleted with its content.
+        delete_on: errors that mean that the run has not started. If the block raises one, a folder
+            that this call created is deleted with its content.
 
     Raises:
         FolderUnusable: another process holds the lock, the folder cannot be written, or a path in
@@ -66,23 +66,23 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
         # Mode "w" would erase the holder's process id, and a buffer would delay our id.
         file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:
-        raise _unwritable(run_folder, error) from error
+        raise _unwritable_error(run_folder, error) from error
     with file:
         _acquire(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
         try:
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
         except OSError as error:
-            raise _unwritable(run_folder, error) from error
+            raise _unwritable_error(run_folder, error) from error
         try:
             yield
         except delete_on:
-            _remove(made)
+            _remove_created(made)
             raise
 
 
-def _remove(made: list[Path]) -> None:
-    """Delete the first of these new folders with its content, then each parent that is empty."""
+def _remove_created(made: list[Path]) -> None:
+    """Delete the first of these new folders with its content, then its parents while empty."""
     if made:
         remove(made[0])
         with suppress(OSError):
@@ -90,7 +90,7 @@ def _remove(made: list[Path]) -> None:
                 path.rmdir()
 
 
-def _unwritable(run_folder: RunFolder, error: OSError) -> FolderUnusable:
+def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:
     remedy = "free disk space, or " if error.errno in FULL else ""
     return FolderUnusable(
         f"{run_folder} cannot be written ({error.strerror}): {remedy}choose another output_dir"

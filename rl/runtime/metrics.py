@@ -43,7 +43,7 @@ class MetricsFile:
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line and flush the file. A value that is not finite becomes null."""
         row: Row = {"step": step, "time": time.time()}
-        row |= {name: finite(value) for name, value in metrics.items()}
+        row |= {name: finite_float(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
@@ -79,7 +79,7 @@ class MetricsTail:
 
     def read(self) -> list[Row]:
         """Return the valid lines added since the last call."""
-        return [row for line in self._tail.read() if (row := _parsed(line)) is not None]
+        return [row for line in self._tail.read() if (row := _parse_line(line)) is not None]
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
@@ -87,18 +87,18 @@ def read_metrics(run_folder: RunFolder) -> list[Row]:
     return MetricsTail(run_folder).read()
 
 
-def _parsed(line: bytes) -> Row | None:
+def _parse_line(line: bytes) -> Row | None:
     """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not all(map(str.isprintable, row)):  # remove escapes, because the terminal shows the names
+    if not all(map(str.isprintable, row)):  # the terminal shows the names
         row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 
 
-def finite(value: Any) -> float | None:
+def finite_float(value: Any) -> float | None:
     """Return the value as a float, None if it is not a finite number."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = float(value)
@@ -117,8 +117,8 @@ def mean_of(rows: list[Row], name: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def time_split(rows: list[Row]) -> dict[str, float]:
-    """Return the mean seconds per step of each activity (`wait`, `push`, ...), longest first."""
+def stage_seconds(rows: list[Row]) -> dict[str, float]:
+    """Return the mean seconds per step of each stage (`wait`, `push`, ...), longest first."""
     names = {name for row in rows for name in row if name.startswith("time/")} - {"time/step"}
     seconds = {name.removeprefix("time/"): sum(column(rows, name)) / len(rows) for name in names}
     return dict(sorted(seconds.items(), key=lambda item: (-item[1], item[0])))
@@ -126,7 +126,7 @@ def time_split(rows: list[Row]) -> dict[str, float]:
 
 def total_seconds(rows: list[Row]) -> float:
     """Return the total seconds of all steps, without the pauses between a stop and a resume."""
-    return sum(column(rows, "time/step")) or len(rows) * sum(time_split(rows).values())
+    return sum(column(rows, "time/step")) or len(rows) * sum(stage_seconds(rows).values())
 
 
 def steps_done(rows: Sequence[Row]) -> int:

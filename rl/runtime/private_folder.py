@@ -79,16 +79,16 @@ class PrivateFolder:
         path = self.servers_key if is_external else self.key
         return path.read_text() if path.exists() else None
 
-    def keep_servers_key(self, key: str) -> None:
+    def store_servers_key(self, key: str) -> None:
         """Store the key of the user's vLLM servers, so that every process can read the key."""
         write_private(self.servers_key, key)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        Compiled PyTorch code stays in the user's cache, because later runs reuse it. PyTorch's own
-        default is below /tmp, where another user could put code first. Precompiled headers are
-        disabled, because building them takes 5 s in each run.
+        PyTorch keeps compiled code in the user's cache, because later runs reuse it. By default it
+        uses /tmp, where another user could write code that this run then executes. Precompiled
+        headers are disabled, because building them takes 5 s in each run.
         """
         try:
             compiled = own_folder(cache_folder() / "compiled")

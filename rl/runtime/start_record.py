@@ -17,7 +17,7 @@ _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse thes
 
 
 def program(name: str) -> list[str]:
-    """Return how to run `name`: `python train.py` if that file is here, else `offbyone train`."""
+    """Return the command `python train.py` if that file is here, else `offbyone train`."""
     is_here = Path(f"{name}.py").exists()
     return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
 
@@ -41,15 +41,15 @@ def resume_command(folder: RunFolder) -> str:
     """Return the command line that resumes the run from its last checkpoint."""
     record = read_record(folder)
     kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
-    name = quoted(str(record.get("run_name", folder.name)))
+    name = quote_for_hydra(str(record.get("run_name", folder.name)))
     command = record.get("command", ["python", "train.py"])
     line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])
     started_in = record.get("started_in", os.getcwd())
     return line if started_in == os.getcwd() else f"cd {shlex.quote(started_in)} && {line}"
 
 
-def quoted(text: str) -> str:
-    """Quote a text if Hydra's command line would not parse it as text."""
+def quote_for_hydra(text: str) -> str:
+    """Return the text, in quotes if Hydra's command line would not parse it as text."""
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*( [\w./-]+)*", text, re.ASCII) is not None
     if is_plain and text.lower() not in _RESERVED:
         return text

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
@@ -77,10 +77,10 @@ class Status:
             self._write(before)
 
     def _write(self, status: ProcessStatus) -> None:
-        # Ignore a full disk, because the process that writes data reports it.
+        # Ignore a full disk, because the process that writes rollouts or metrics reports it.
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps(asdict(status)))
+            write_atomically(self._path, json.dumps(asdict(status)))
         self._written_doing, self._written_at = status.doing, time.monotonic()
 
 

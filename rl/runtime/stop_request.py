@@ -1,4 +1,4 @@
-"""The reaction of a run's processes to signals, for example from a cluster's scheduler.
+"""Handle signals to a run's processes, for example from a cluster's scheduler.
 
 supervisor       The first TERM, HUP or USR2 requests a checkpoint and the end of the run. A second
                  signal, or one before the first batch, ends the run immediately (StopRequest).
@@ -30,7 +30,7 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Raise the signal again for the previous handler: submitit's handler requeues the job."""
+        """Raise the signal for the previous handler, such as submitit's, which requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 
@@ -79,7 +79,7 @@ def stopped_by_signals() -> Iterator[StopRequest]:
 
 
 def pass_on_signals(run_folder: RunFolder) -> None:
-    """Let the first TERM or USR2 request a stop of the run, and the second end this process."""
+    """Install a handler: the first TERM or USR2 requests a stop, the second ends this process."""
     was_asked = False
 
     def pass_on(number: int, _: object) -> None:

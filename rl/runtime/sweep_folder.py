@@ -1,4 +1,4 @@
-"""The folder of a sweep: a description of the sweep, and one record per job.
+"""Read and write the folder of a sweep: a description of the sweep, and one record per job.
 
     <folder>/sweep.json        question, command, and the cores and GPUs that jobs use
              jobs/00003.json   a job's overrides, run folder and result, written by its process
@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rl.runtime.files import Inside, write_whole
-from rl.runtime.given_files import inside, load_json
+from rl.runtime.files import Inside, write_atomically
+from rl.runtime.given_files import load_json, regular_file
 from rl.runtime.text import START_KEYS, key_of
 
 SWEEP_VARIABLE = "OFFBYONE_SWEEP"  # environment variable with the path of the sweep's folder
@@ -60,7 +60,7 @@ class SweepFolder:
     def read_info(self) -> dict[str, Any]:
         """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
-            content = load_json(inside(self.info, self.path).read_bytes())
+            content = load_json(regular_file(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}
         return {}
 
@@ -74,7 +74,7 @@ class SweepFolder:
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
             with suppress(OSError, ValueError, TypeError, AttributeError):
-                content = load_json(inside(path, self.path).read_bytes())
+                content = load_json(regular_file(path, self.path).read_bytes())
                 kept = {key: value for key, value in content.items() if key in known}
                 records[int(path.stem)] = JobRecord(**kept)
         return records
@@ -136,4 +136,4 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_atomically(path, json.dumps(content, indent=1) + "\n")

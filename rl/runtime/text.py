@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
-START_KEYS = {"run_name", "resume", "accept_changed_code"}  # options of one start, not of the run
+START_KEYS = {"run_name", "resume", "accept_changed_code"}  # may differ at each start of a run
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters except tab and newline
 
 

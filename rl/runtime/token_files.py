@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import inside
+from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
 
-# Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
+# Values of these columns rarely repeat, so byte-stream splitting is smaller than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
 _RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
@@ -38,7 +38,7 @@ class Lines:
     rows: Sequence[int]  # [M]
     lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
     columns: Mapping[str, NDArray[Any]]  # [N] per column: values of all lines, concatenated
-    updates: Sequence[int] | None = None  # [M] update of each line, in a trainer's file
+    updates: Sequence[int] | None = None  # [M] update that trained each line; None for rollouts
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
@@ -131,7 +131,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
 
     try:
         table = parquet.read_table(
-            inside(path, run_folder.path), filters=[("id", "=", id)] if id else None
+            regular_file(path, run_folder.path), filters=[("id", "=", id)] if id else None
         )
     except FileNotFoundError:
         return []

@@ -1,4 +1,4 @@
-"""Warning files: one file per process, which the terminal shows."""
+"""Warning files: each process has one, and the supervisor shows the warnings in the terminal."""
 
 import logging
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class _WarningFile(logging.Handler):
 
 def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
     """Append a warning to the file of a process, which the terminal shows."""
-    with suppress(OSError):  # the process that writes data reports a full disk
+    with suppress(OSError):  # the process that writes rollouts or metrics reports a full disk
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:
             file.write(f"{printable(line)}\n")

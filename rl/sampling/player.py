@@ -66,8 +66,8 @@ class Player:
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with the sampling options of `version`. Set those of `env`, too."""
-        self.schedules.applied(self.env, "env", version)
+        """Return a copy with the sampling options of `version`, and set the options of `env`."""
+        self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
 

@@ -1,11 +1,11 @@
-"""Finds or builds a run's base model, and checks it at a resume. Downloads reference models."""
+"""Find or build a run's base model, check it at a resume, and download reference models."""
 
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from rl.config.facts import needs_reference
-from rl.config.rules import nodes
+from rl.config.rules import nodes_in
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.model.folder import fingerprint
 from rl.model.pretrained import local_folder
@@ -32,8 +32,8 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"{run_folder} started from {before}, but {model} is another model, to which its "
-                "checkpoints do not fit: restore the old model, or set a new run_name"
+                f"{run_folder} started from {before}, but {model} is another model, which does "
+                "not fit the run's checkpoints: restore the old model, or set a new run_name"
             ]
         )
     return model
@@ -58,6 +58,6 @@ def fetch_references(run: Run) -> None:
     """Download the reference models from the Hugging Face Hub. Raise ConfigError if this fails."""
     if needs_reference(run.plain()):
         with as_config_error():
-            for _, node in nodes(run.reference):
+            for _, node in nodes_in(run.reference):
                 if node.get("path") and "revision" in node:
                     local_folder(node["path"], node["revision"], "reference")

@@ -17,7 +17,7 @@ from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.replica import Replica
 from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
-from rl.runtime.child import Reaper, ending, last_lines, python_module
+from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
@@ -29,9 +29,9 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_TIMEOUT_S = 5.0  # a host may be found lost this long after the loss has made a rank fail
+_LOSS_TIMEOUT_S = 5.0  # a rank may fail this long before its host is known to be lost
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
-_KERNELS_KEPT = "64"  # size of oneDNN's kernel caches: enough for the kernels of a micro-batch
+_KERNELS_KEPT = "64"  # size of oneDNN's kernel caches, enough for the kernels of a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -44,11 +44,11 @@ class Children:
         self._run, self._run_folder, self._reaper, self._plan = run, run_folder, reaper, plan
         self._hosts = hosts
         self._children: dict[str, Process] = {}
-        self._replicas = self._watched_replicas() if run.sampler.uses_vllm else None
+        self._replicas = self._build_replicas() if run.sampler.uses_vllm else None
         self._begun = False
 
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Start vLLM, call `complete`, which completes config.yaml, then start the others."""
+        """Start vLLM, call `complete`, which completes config.yaml, and start the others."""
         folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
@@ -66,14 +66,14 @@ class Children:
             env = {**where, **_device_environment(place, shared=self._plan.is_shared(place))}
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
-    def _watched_replicas(self) -> Replicas:
-        """Return the watcher of this run's vLLM servers, before the servers start."""
+    def _build_replicas(self) -> Replicas:
+        """Return the object that will start and watch this run's vLLM servers."""
         run, folder = self._run, self._run_folder
         if run.inference.is_external:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                folder.private.keep_servers_key(key)
+                folder.private.store_servers_key(key)
         else:
             replicas = self._own_replicas()
         return Replicas(
@@ -118,7 +118,7 @@ class Children:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
         debugger = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.no_debugger"}
         env = {**debugger, **self._run_folder.private.environment(), **env}
-        # ends_on_term=False: a scheduler's TERM is a request for a checkpoint, not the end.
+        # ends_on_term=False, because these processes take TERM as a request for a checkpoint.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
 
@@ -132,32 +132,32 @@ class Children:
             tick()
             begun = self._first_batch_has_begun()
             if stop.asked:  # check first, because the signal may also have ended processes
-                self._ask_to_stop()
+                self._request_stop()
             # The stop file counts only after the first batch. Before it there is nothing to save.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_reported()  # the ranks also end with 0 after a failure of sampling
+                self._raise_report()  # ranks also end with 0 if sampling has failed
                 return
-            if self._replicas:  # check first, because the end of vLLM makes other processes fail
+            if self._replicas:  # check before the others, because they fail if vLLM ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
-                        if self._saved_after_stop(tick) and asked:
+                        if self._stop_and_save(tick) and asked:
                             return  # no error: a scheduler's signal also ended vLLM
-                        self._raise_reported("trainer")  # raises if the ranks failed to save
-                    self._fail_with_log(*gone)
+                        self._raise_report("trainer")  # raises if the ranks failed to save
+                    self._raise_failure_with_log(*gone)
             # A rank may end with status 0 before the other ranks. Every other end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:
-                self._fail(early)
+                self._raise_failure(early)
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
     def _trainers(self) -> list[Process]:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
-    def _ask_to_stop(self) -> None:
+    def _request_stop(self) -> None:
         """Request a checkpoint and the end of the run. Before the first batch, end the run now."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
@@ -172,15 +172,15 @@ class Children:
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
 
-    def _raise_reported(self, of: str = "") -> None:
+    def _raise_report(self, of: str = "") -> None:
         failure = first_failure(self._run_folder, of)
         if failure:
             log = self._run_folder.log_of(failure["part"])
             details = "" if self._run.trainer.debug else f"\n(details: {log})"
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
-    def _saved_after_stop(self, tick: Callable[[], None]) -> bool:
-        """Request a checkpoint after vLLM's end, and wait for the ranks to end.
+    def _stop_and_save(self, tick: Callable[[], None]) -> bool:
+        """Request a checkpoint because vLLM has ended, and wait for the ranks to end.
 
         Return whether every rank ended with status 0 and every finished step is saved.
         """
@@ -193,16 +193,16 @@ class Children:
         saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
-    def _fail(self, early: Mapping[str, int | None]) -> NoReturn:
-        self._raise_lost(_LOSS_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
-        self._raise_reported()
+    def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:
+        self._raise_if_host_lost(_LOSS_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
+        self._raise_report()
         name, status = next(iter(early.items()))
-        self._fail_with_log(name, ending(status))
+        self._raise_failure_with_log(name, describe_exit(status))
 
-    def _raise_lost(self, seconds: float) -> None:
+    def _raise_if_host_lost(self, seconds: float) -> None:
         """Raise HostLost if the host of an ended rank is lost, or is found lost within `seconds`.
 
-        The loss explains the run's end better than the error of a rank that could not reach it.
+        HostLost explains the run's end better than the error of a rank that could not reach it.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -212,7 +212,7 @@ class Children:
                     raise host.lost
             time.sleep(_TICK_S)
 
-    def _fail_with_log(self, name: str, what: str) -> NoReturn:
+    def _raise_failure_with_log(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)
         # A full disk explains the end: the process could write neither an error report nor a log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
@@ -235,7 +235,7 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
     On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
     core, a step takes up to ten times longer. The other variables limit oneDNN's caches, which hold
     one kernel per matrix shape. Shapes vary with the number of completion tokens, so a large cache
-    would use over a GiB for nothing.
+    would use over a GiB without benefit.
     """
     if place.devices:
         segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")

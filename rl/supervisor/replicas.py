@@ -1,4 +1,4 @@
-"""Starts and watches the vLLM servers of a run. Restarts a server that fails.
+"""Start and watch the vLLM servers of a run, and restart a server that fails.
 
     starting ---> serving ---> gone: ended, closed its socket, silent, or a restart was requested
         ^                        |
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from rl.cluster.host import HostLost, Process
 from rl.inference.replica import Replica, refuses_connections
 from rl.inference.routes import is_healthy
-from rl.runtime.child import ending
+from rl.runtime.child import describe_exit
 from rl.runtime.endpoint import Endpoint, restart_request
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
@@ -28,8 +28,9 @@ from rl.runtime.warning_lines import note_warning
 
 _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # a server that does not answer for this long is restarted if another one works
-_WITHIN_STEPS = 10  # deaths of a server further apart do not count together
-_MOST_DEATHS, _MOST_DEATHS_ALONE = 3, 2  # deaths within 10 steps that end the run
+_WITHIN_STEPS = 10
+# This many deaths of a server within 10 steps end the run, fewer if no other server works.
+_MOST_DEATHS, _MOST_DEATHS_ALONE = 3, 2
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
@@ -46,8 +47,8 @@ class WatchedReplica:
     answered_at: float = 0.0  # monotonic seconds of the latest answer
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
-    def has_died(self, times: int) -> bool:
-        """Return whether the server ended so many times within 10 steps."""
+    def died_often(self, times: int) -> bool:
+        """Return whether the server ended `times` times within 10 steps."""
         deaths = list(self.death_steps)[-times:]
         return len(deaths) == times and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
@@ -105,18 +106,18 @@ class Replicas:
         """Restart servers that are gone. Return (name, cause) if the run must end instead."""
         seen = [(one, self._cause_of_end(one)) for one in self._all]
         gone = [(one, what) for one, what in seen if what is not None]
-        # Computed before any restart, because `_restart` sets `ready` to False.
+        # Compute this before any restart, because `_restart` sets `ready` to False.
         another_serves = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
             one.death_steps.append(self._num_steps())
             most = _MOST_DEATHS if another_serves else _MOST_DEATHS_ALONE
-            if one.child is not None and one.has_died(most):
+            if one.child is not None and one.died_often(most):
                 times = f"for the {'2nd' if most == 2 else '3rd'} time within {_WITHIN_STEPS} steps"
                 return one.replica.name, f"{what} {times}"
             if not may_restart or not (another_serves or self._has_crashed(one)):
                 return one.replica.name, what
             self._restart(one, what)
-            if not self._all:  # the host of the last one is lost
+            if not self._all:  # the last server was on a lost host
                 return one.replica.name, what
         return None
 
@@ -146,12 +147,12 @@ class Replicas:
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
-        """Return why a server must be restarted, None if it works. Check its health every 5 s."""
+        """Return why a server must be restarted, or None. Check the server's health every 5 s."""
         if one.child is not None and one.child.returncode is not None:
             # vLLM's engine process may survive and keep the socket open, so that a push would hang.
             with suppress(HostLost):
                 one.child.kill()
-            return ending(one.child.returncode)
+            return describe_exit(one.child.returncode)
         asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
             return f"is unusable: {asked}"
@@ -185,5 +186,5 @@ class Replicas:
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
-        # Half of the limit, because the ranks wait for a batch at most the whole limit.
+        # Use half of the limit, because the ranks wait for a batch only for the whole limit.
         return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout / 2

@@ -1,4 +1,4 @@
-"""Computes all derived values of a run (devices, counts, memory) before any process starts.
+"""Compute all derived values of a run (devices, counts, memory) before any process starts.
 
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
@@ -14,12 +14,12 @@ from typing import Any, Self
 
 from rl.cluster.host import Hosts
 from rl.config.check import check
-from rl.config.schedules import split
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.config.transport import NO_ADAPTED_EXPERTS
 from rl.model.lora import check_targets
 from rl.model.shape import Shape
-from rl.placement.budget import fitted, gpu_excess, process_memory
+from rl.placement.budget import fit_memory, gpu_excess, process_memory
 from rl.placement.installed import device_problem
 from rl.placement.page import plan_page
 from rl.placement.placement import Plan, placement
@@ -48,7 +48,7 @@ class Resolved:
                 raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
         if sizes is None:
             return self, plan_page(self.plan, None, self.machines)
-        run = fitted(self.run, self.plan, sizes, self.machines)
+        run = fit_memory(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)
         page = plan_page(self.plan, memory, self.machines)
         for excess in islice(gpu_excess(memory, self.machines, run), 1):
@@ -68,13 +68,13 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
     """
     check(config)
     with as_config_error():
-        return placed(Run.of(split(config)), machines)
+        return assign_devices(Run.of(split_schedules(config)), machines)
 
 
-def placed(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
+def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
     """Assign devices to the processes of a checked run. Raise ConfigError if there are too few."""
     if run.trainer.debug:
-        run = run.changed({"trainer.ranks": 1})
+        run = run.with_values({"trainer.ranks": 1})
     if run.cluster.spans_hosts:
         plan, machines = _plan_reservation(run, machines)
     else:
@@ -92,9 +92,9 @@ def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, 
     """Plan a run whose hosts Ray reserves later. Count `null` replicas or ranks as 1."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
-    counted = run.changed({"inference.replicas": replicas, "trainer.ranks": ranks})
-    if machines:
-        return replace(placement(counted, machines), idle=()), machines  # report no unused GPUs
+    counted = run.with_values({"inference.replicas": replicas, "trainer.ranks": ranks})
+    if machines:  # idle=(), because Ray may give the remaining GPUs to other jobs
+        return replace(placement(counted, machines), idle=()), machines
     gpus = range(inference.tensor_parallel_size * replicas + ranks) if cluster.gpus else ()
     machines = [Host(devices=tuple(map(str, gpus)), cores=1, cpus=1)]
     plan = placement(counted, machines)
@@ -107,8 +107,8 @@ def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, 
     ), machines
 
 
-def on_hosts(plan: Plan, hosts: Hosts) -> Plan:
-    """Return the plan with the devices that the hosts have reserved for the run."""
+def with_devices(plan: Plan, hosts: Hosts) -> Plan:
+    """Return the plan with the devices that Ray has reserved on the hosts of the run."""
     if all(host is hosts.here for host in (*hosts.replicas, *hosts.ranks)):
         return plan
     inference = tuple(

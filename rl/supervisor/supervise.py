@@ -36,7 +36,7 @@ from rl.runtime.child import Reaper
 from rl.runtime.code_copies import changed_code, copy_code
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL, ensure_free, locked
 from rl.runtime.metrics import column, read_metrics, steps_done
@@ -47,9 +47,9 @@ from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
 from rl.supervisor.base_model import fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
-from rl.supervisor.resolve import Resolved, on_hosts, placed, resolve
+from rl.supervisor.resolve import Resolved, assign_devices, resolve, with_devices
 from rl.supervisor.time_limit import TimeLimit
-from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
+from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
 from rl.terminal.screen import Screen, final_summary
 
 CONSTRUCTED = (
@@ -82,7 +82,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # `resolve` would not say that another process uses the folder
+    ensure_free(run_folder)  # check first, because `resolve` says only that the folder holds a run
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
@@ -92,7 +92,7 @@ def supervise(
     lock = locked(run_folder, delete_on=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Checked again under the lock, because another run may have written the folder meanwhile.
+        # Check again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
         # Delete what an earlier start that did no step has left in the folder.
@@ -105,8 +105,8 @@ def supervise(
         try:
             with reporting_full_disk():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
-                write_whole(run_folder.overrides, text)
-                model = model_of(run_folder, lambda: launch.prepared(run, compose))
+                write_atomically(run_folder.overrides, text)
+                model = model_of(run_folder, lambda: launch.prepare_model(run, compose))
                 _check_chat_format(run, model)
                 _print_repeated_steps(run_folder)
                 if changed := changed_code(run_folder):
@@ -114,7 +114,7 @@ def supervise(
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
-            if stop.number:  # Stopped ends the whole sweep, RunFailed ends only this job
+            if stop.number:  # Stopped ends a whole sweep, but RunFailed ends only this job
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
@@ -144,7 +144,7 @@ def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary, return the mean reward. Raise Stopped or OutOfTime if it ended early."""
+    """Print the summary, return the mean reward. Raise Stopped or OutOfTime after an early end."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -196,7 +196,7 @@ class _Launch:
     limit: TimeLimit
     dry_call: DryCall
 
-    def prepared(self, run: Run, compose: Compose) -> Path:
+    def prepare_model(self, run: Run, compose: Compose) -> Path:
         """Return the folder of the base model. Do its warm start first if it is not cached."""
         with as_config_error():
             if checkpoint := initial_checkpoint(vars(run)):
@@ -219,16 +219,16 @@ class _Launch:
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A new StopRequest lets a signal end the warm start at once. A partial one is useless.
+            # A new StopRequest lets a signal end the warm start at once, without a checkpoint.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
-            launch.execute(placed(first), model, is_main=False)
+            launch.execute(assign_devices(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:
             raise RunFailed("the warm start was stopped and is not saved: start the run again")
-        keep_result(supervised, kept)
+        move_to_cache(supervised, kept)
         return kept
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
-        """Start all processes and watch them to the end. `is_main`: False for a warm start."""
+        """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
         resolved, page = resolved.for_model(shape_of(model))
         run, plan = resolved.run, resolved.plan
@@ -250,11 +250,11 @@ class _Launch:
             group = run.inference.tensor_parallel_size
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
-            children = Children(run, run_folder, self.reaper, on_hosts(plan, hosts), hosts)
+            children = Children(run, run_folder, self.reaper, with_devices(plan, hosts), hosts)
             # vLLM starts while the dry call runs. The other processes need the dry call's results.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
-            # With trainer.debug, a live picture would hide the debugger, so print lines.
+            # With trainer.debug, print lines, because a live panel would overwrite the debugger.
             console = Console(force_terminal=False) if run.trainer.debug else None
             with Screen(run_folder, run.max_steps, console, num_saved=saved) as screen:
                 stop.waits = is_main
@@ -270,7 +270,7 @@ class _Launch:
 
     def _record_dry_call(self, run: Run) -> None:
         """Wait for the dry call, write its results, and copy the source files that it imported."""
-        self.dry_call.completed(run).save(self.run_folder.config)
+        self.dry_call.with_facts(run).save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())
 
 

@@ -1,4 +1,4 @@
-"""Implements max_time: requests the end of a run early enough that it can save a checkpoint.
+"""Implement max_time: end a run early enough that the trainer can save a checkpoint.
 
 The remaining time must suffice for one step, one checkpoint and the end of all processes. The
 estimate is the slowest recent step plus the slowest checkpoint, plus 25 %.

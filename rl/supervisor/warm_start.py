@@ -51,8 +51,8 @@ def warm_start_key(
         del content[group]
     content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
     # The warm start uses its own learning rate, has no turn limit, and ignores rewards.
-    content["model"] = _without(first.model.plain(), "learning_rate", "max_tokens")
-    content["env"] = _without(first.env, "reward_weights")
+    content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
+    content["env"] = _without_keys(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
     # Other files of rl/ are left out, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
@@ -62,11 +62,11 @@ def warm_start_key(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _without(node: Any, *keys: str) -> Any:
+def _without_keys(node: Any, *keys: str) -> Any:
     """Return a configuration node without these keys, also in its nested nodes."""
     if isinstance(node, dict):
-        return {key: _without(value, *keys) for key, value in node.items() if key not in keys}
-    return [_without(item, *keys) for item in node] if isinstance(node, list) else node
+        return {key: _without_keys(value, *keys) for key, value in node.items() if key not in keys}
+    return [_without_keys(item, *keys) for item in node] if isinstance(node, list) else node
 
 
 def _file_hash(value: Any) -> str:
@@ -93,7 +93,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
     """
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
-    trainer = {**run.trainer.plain(), **changed}  # turned off, because the run is short
+    trainer = {**run.trainer.plain(), **changed}  # a short run needs none of them
     if run.cluster.spans_hosts:  # a warm start runs on this machine, with one rank
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
@@ -118,7 +118,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
     )
 
 
-def keep_result(run_folder: RunFolder, target: Path) -> None:
+def move_to_cache(run_folder: RunFolder, target: Path) -> None:
     """Move the exported model of a finished supervised run to `target` atomically."""
     (exported,) = run_folder.exports()
     # Copy beside the target first, because a rename cannot move files to another file system.

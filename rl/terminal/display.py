@@ -1,4 +1,4 @@
-"""Base class of live output: a picture that is redrawn on a terminal, or lines in a log file.
+"""Show live output: redraw a picture on a terminal, or append lines to a log file.
 
 The screen of a run and the progress bars are subclasses of Display.
 """

@@ -1,4 +1,4 @@
-"""Draws the live panel of a run: progress, reward, metrics, times and process statuses.
+"""Draw the live panel of a run: progress, reward, metrics, times and process statuses.
 
 The functions convert a RunView to objects that the library rich prints.
 """
@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rl.runtime.metrics import Row, time_split, total_seconds
+from rl.runtime.metrics import Row, stage_seconds, total_seconds
 from rl.runtime.status import ProcessStatus
 
 WINDOW = 20  # the times per step and the remaining time are means over this many last steps
@@ -75,7 +75,7 @@ class RunView:
 
     def times(self, now: float) -> str:
         """Return the elapsed and the estimated remaining time as text."""
-        return times(now - self.started, self.seconds_left(now))
+        return elapsed_and_left(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated remaining seconds; None before the first and after the last step."""
@@ -91,9 +91,9 @@ def live_panel(view: RunView, now: float) -> RenderableType:
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
-        blocks += [statistics(view), times_per_step(view.rows)]
+        blocks += [statistics_table(view), times_per_step(view.rows)]
     if view.statuses:
-        blocks.append(processes(view.statuses, now))
+        blocks.append(process_table(view.statuses, now))
     spaced = [part for block in blocks for part in (block, Text())]
     return Group(*spaced[:-1])
 
@@ -110,18 +110,18 @@ def heading(title: str, times: str, done: int, total: int, count: str) -> Render
     return Group(upper, lower)
 
 
-def statistics(view: RunView) -> RenderableType:
+def statistics_table(view: RunView) -> RenderableType:
     """Return rewards and the metrics of the last step in three columns, and warnings of ALARMS."""
     row, rewards = view.rows[-1], list(view.rewards.values())
     last = rewards[-10:]
     cells = [
-        ("reward", number(last[-1] if last else None)),
-        (f"last {len(last) or 10}", number(fmean(last) if last else None)),
-        ("best", number(max(rewards, default=None))),
-        *((label, number(row.get(name), spec)) for label, name, spec in STATISTICS),
+        ("reward", format_number(last[-1] if last else None)),
+        (f"last {len(last) or 10}", format_number(fmean(last) if last else None)),
+        ("best", format_number(max(rewards, default=None))),
+        *((label, format_number(row.get(name), spec)) for label, name, spec in STATISTICS),
     ]
     if row.get("eval/reward") is not None:
-        cells.append(("evaluation", number(row["eval/reward"])))
+        cells.append(("evaluation", format_number(row["eval/reward"])))
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(3):
         table.add_column(width=LABEL, style="dim", no_wrap=True)
@@ -134,18 +134,18 @@ def statistics(view: RunView) -> RenderableType:
 
 def times_per_step(rows: list[Row]) -> RenderableType:
     """Return a line with the mean seconds per step and the share of each stage (time/...)."""
-    seconds = f"{'time per step':<{LABEL}}  {sum(time_split(rows).values()):.2f} s  "
+    seconds = f"{'time per step':<{LABEL}}  {sum(stage_seconds(rows).values()):.2f} s  "
     return Text(seconds + time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def time_shares(rows: list[Row]) -> str:
     """Return each stage's share of the step time as text: update 60%, push 20%."""
-    split = time_split(rows)
+    split = stage_seconds(rows)
     total = sum(split.values()) or 1.0
     return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in split.items() if s)
 
 
-def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
+def process_table(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
     """Return one line per process. Ranks or servers in the same phase share a line."""
     shared: dict[tuple[str, str], list[tuple[str, ProcessStatus]]] = defaultdict(list)
     for process, status in statuses.items():
@@ -162,11 +162,11 @@ def processes(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
         label = f"{name} x{len(members)}" if len(members) > 1 else label
         age = now - status.since
         style = "yellow" if age > SLOW_S and not status.doing.startswith(NEVER_SLOW) else ""
-        table.add_row(label, Text(status.doing, style), Text(duration(age), style))
+        table.add_row(label, Text(status.doing, style), Text(format_time(age), style))
     return table
 
 
-def number(value: float | None, spec: str = "") -> str:
+def format_number(value: float | None, spec: str = "") -> str:
     """Format a number by `spec`, by default with few digits: 12,345, 123.4, 0.734, 2.1e-05."""
     if value is None:
         return "-"
@@ -175,13 +175,13 @@ def number(value: float | None, spec: str = "") -> str:
     return format(value, spec or (".1e" if 0 < size < 0.001 else steady))
 
 
-def times(elapsed: float, left: float | None) -> str:
+def elapsed_and_left(elapsed: float, left: float | None) -> str:
     """Format elapsed and remaining seconds: 1 m 40 s, about 3 m 29 s left."""
-    about = f", about {duration(left)} left" if left and left > 0 else ""
-    return f"{duration(elapsed)}{about}"
+    about = f", about {format_time(left)} left" if left and left > 0 else ""
+    return f"{format_time(elapsed)}{about}"
 
 
-def duration(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Format seconds: 8 s, 2 m 05 s, 1 h 04 m."""
     whole = max(0, round(seconds))
     if whole < 60:

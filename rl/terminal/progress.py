@@ -1,11 +1,11 @@
-"""A progress bar for a known number of items. In a log file, ten lines show the progress."""
+"""Show a progress bar for a known number of items, or ten lines in a log file."""
 
 import time
 
 from rich.console import Console, RenderableType
 
 from rl.terminal.display import Display
-from rl.terminal.panel import heading, times
+from rl.terminal.panel import elapsed_and_left, heading
 
 _LINES = 10  # a log file gets one line per tenth of the items
 
@@ -37,7 +37,7 @@ class Progress(Display):
         elapsed, new = now - self._started, self.done - self._before
         left = elapsed / new * (self._total - self.done) if new else None
         count = f"{self.done}/{self._total} {self._things}"
-        return heading(self._text, times(elapsed, left), self.done, self._total, count)
+        return heading(self._text, elapsed_and_left(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
         """Return a line if another tenth of the items is done, else nothing."""

@@ -27,7 +27,7 @@ from rl.runtime.status import read_statuses
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
-from rl.terminal.panel import ALARMS, RunView, duration, live_panel, number, time_shares
+from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
 FIRST_STEPS = 5  # a log file gets a line for each of the first steps ...
 LINE_INTERVAL_S = 2.0  # ... and later at most one step line per 2 seconds
@@ -111,7 +111,7 @@ def step_line(view: RunView, now: float) -> str:
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
     for label, name, spec, size in STEP_LINE:
         if row.get(name) is not None and (row[name] or name not in ALARMS):
-            parts.append(f"{label} {number(row[name], spec):>{size}}")
+            parts.append(f"{label} {format_number(row[name], spec):>{size}}")
     return "  ".join([*parts, view.times(now)])
 
 
@@ -131,7 +131,7 @@ def final_summary(folder: RunFolder) -> str:
     rows = read_metrics(folder)
     seconds = total_seconds(rows)
     steps = steps_done(rows)
-    lines = [("run", f"{folder.name}: {steps} steps in {duration(seconds)}")]
+    lines = [("run", f"{folder.name}: {steps} steps in {format_time(seconds)}")]
     if rewards := column(rows, "train/reward"):
         best = max(rewards)
         at = next(row["step"] for row in rows if row.get("train/reward") == best)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl.config.ranges import NonNegativeInt, PositiveInt
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import finite, read_metrics
+from rl.runtime.metrics import finite_float, read_metrics
 
 _LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
@@ -136,7 +136,7 @@ class WandbLogger(Logger):
     @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Send the metrics of one step, and a table of rollouts if one is due."""
-        values = {name: v for name, v in metrics.items() if finite(v) is not None}
+        values = {name: v for name, v in metrics.items() if finite_float(v) is not None}
         self._run.log({**values, **self._table(step)}, step=step)
 
     @turn_off_on_error
@@ -192,7 +192,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
     if not path.exists():
         legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
         new = f"{legal}-{secrets.token_hex(4)}"
-        write_whole(path, f"{new}\n{_size_of_dropped(run_folder)}\n")
+        write_atomically(path, f"{new}\n{_size_of_dropped(run_folder)}\n")
     return path.read_text().split()[0]
 
 

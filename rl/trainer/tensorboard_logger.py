@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import finite
+from rl.runtime.metrics import finite_float
 from rl.trainer.loggers import Logger, turn_off_on_error
 
 
@@ -42,7 +42,7 @@ class TensorBoardLogger(Logger):
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one step to disk immediately, so that a killed run loses no step."""
         for name, value in metrics.items():
-            if (number := finite(value)) is not None:
+            if (number := finite_float(value)) is not None:
                 self._writer.add_scalar(name, number, step)
         self._writer.flush()
 

@@ -19,7 +19,7 @@ from envs.composed import Composed
 from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
 from rl.config.build import build
-from rl.config.signatures import read, source
+from rl.config.signatures import options_of, parse_module
 
 MODULE = '''
 from __future__ import annotations
@@ -155,8 +155,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     rows = [{"question": f"Capital {i}?", "answer": "Paris"} for i in range(4)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.syspath_prepend(str(tmp_path))
-    read.cache_clear()
-    source.cache_clear()
+    options_of.cache_clear()
+    parse_module.cache_clear()
     invalidate_caches()
     yield yaml.safe_load(CONFIG.format(path=tmp_path / "data.jsonl"))
     sys.modules.pop("parts_mine", None)

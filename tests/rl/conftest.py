@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl.config.signatures import read, source
+from rl.config.signatures import options_of, parse_module
 from tests.support.composing import composed
 
 
@@ -28,8 +28,8 @@ def config(shipped: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path; its modules named knobs_... or rl_own... can be targets."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    read.cache_clear()
-    source.cache_clear()
+    options_of.cache_clear()
+    parse_module.cache_clear()
     invalidate_caches()
     yield tmp_path
     for name in [name for name in sys.modules if name.startswith(("knobs_", "rl_own"))]:

@@ -83,7 +83,7 @@ def test_two_ranks_stop_after_the_same_step_and_load_no_code_from_the_checkpoint
         stop(process)
     assert process.returncode == 0, screen
     assert wait_for(lambda: not alive(groups), 5), alive(groups)
-    resumed = run_folder.resumed()
+    resumed = run_folder.resume_point()
     assert resumed is not None
     assert resumed.step == len(read_metrics(run_folder)) > 2
     code_ran = launcher.output / "code ran"

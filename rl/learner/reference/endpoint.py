@@ -46,8 +46,8 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Check the server's tokenizer and length limit, and return the teacher."""
-        assert setting.temperature == 1, "refused by rl/config/algorithm_rules.py"
+        """Return the teacher, after a check of the server's tokenizer and length limit."""
+        assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
         remote.require_fit(setting.model, setting.max_seq_len)

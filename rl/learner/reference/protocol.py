@@ -76,7 +76,7 @@ class NoReference:
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
         """Raise AssertionError, because the configuration check refuses runs that call this."""
-        raise AssertionError("rl/config/algorithm_rules.py refuses runs that need a reference")
+        raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
 
 
 def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:

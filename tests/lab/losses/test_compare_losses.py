@@ -14,8 +14,8 @@ from lab.python_api import load_run
 from losses.tokens import ratio_to
 from rl.config.build import build, component
 from rl.config.learned import Learned
-from rl.config.schedules import split
-from rl.dry_call.learn import completed
+from rl.config.schedules import split_schedules
+from rl.dry_call.learn import run_with_facts
 from rl.learner.objective import Batch, Objective
 from rl.learner.observation import observation
 from rl.rollouts.plan import plan_batch
@@ -44,7 +44,7 @@ def forward(micro, generator):
 def record_run(path, *overrides):
     """Write the files of a run with one step of two updates and three ranks, without a model."""
     options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
-    run = completed(split(composed(*options)))
+    run = run_with_facts(split_schedules(composed(*options)))
     folder = RunFolder(path)
     run.save(folder.config)
     command = ["python", "train.py"]

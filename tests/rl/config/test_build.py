@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rl.config.build import _imported
+from rl.config.build import _import_target
 from rl.config.check import check
 from rl.config.schema import ConfigError, Run
 from rl.supervisor.warm_start import warm_start_key
@@ -166,6 +166,6 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_line(source, sentenc
     (modules / f"{name}.py").write_text(source)
     line = 1 if source.startswith("import ") else 2
     with pytest.raises(ValueError, match=sentence) as caught:
-        _imported(name, f"{name}.loss")
+        _import_target(name, f"{name}.loss")
     assert str(caught.value).startswith(f"{name}.loss cannot be imported: ")
     assert str(caught.value).endswith(f"{name}.py:{line})")

@@ -12,7 +12,7 @@ import yaml
 
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.config.signatures import read
+from rl.config.signatures import options_of
 from tests.rl.config.test_shipped import CHOICES, COMPANIONS, nodes
 from tests.support.composing import CONF, REPO, composed
 
@@ -32,7 +32,7 @@ def test_every_key_of_a_shipped_node_is_read(target: str) -> None:
     own = Path(str(import_module(made.__module__).__file__)).read_text()
     unread = {
         key
-        for key in read(target)
+        for key in options_of(target)
         if key not in REFERRED
         and not re.search(rf"""\.{key}\b|["'.]{key}["']""", CODE)
         and len(re.findall(rf"^[^#\n]*\b{key}\b", own, re.MULTILINE)) < 2
@@ -43,7 +43,7 @@ def test_every_key_of_a_shipped_node_is_read(target: str) -> None:
 def removals(config: dict[str, Any], group: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each required key of a group's nodes, dotted, with the configuration that lacks it."""
     for path, node in nodes({group: config[group]}):
-        options = read(node["_target_"])
+        options = options_of(node["_target_"])
         for key in node:
             if path.startswith("env.rewards.") and key == "_target_":
                 continue  # fn and weight may stand there: the constructor says so

@@ -50,7 +50,7 @@ def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     assert only_problem(only).startswith("init_optimizer=true loads the optimizer of another run")
     lora = composed(f"output_dir={first.path.parent}", "run_name=second", "adapter=lora")
     both = changed(lora, {"init_from": "first", "init_optimizer": True})
-    assert "but an adapter trains others" in only_problem(both)
+    assert "but this run trains an adapter" in only_problem(both)
     (first.checkpoint(10) / "hf" / ADAPTER).write_text("{}")
     adapter = changed(config, {"init_from": "first"})
     assert f"{first.checkpoint(10)} contains only an adapter: name a run" in only_problem(adapter)
@@ -60,4 +60,4 @@ def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(t
     run = Run.of(composed(f"output_dir={tmp_path}", "init_from=gone", "resume=true"))
     launch: Any = _Launch(RunFolder(run.folder), *[None] * 4)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="init_from=gone"):
-        launch.prepared(run, None)
+        launch.prepare_model(run, None)

@@ -118,9 +118,9 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "no duration": (
         {"max_time": "3x"},
-        "max_time=3x is not a time: write 3h30m, 90m, or a",
+        "max_time=3x is not a duration: write 3h30m, 90m, or a",
     ),
-    "no time": ({"max_time": 0}, "max_time=0 is not a time: write 3h30m, 90m"),
+    "no time": ({"max_time": 0}, "max_time=0 is not a duration: write 3h30m, 90m"),
     "no condition": (
         {"stop_when": "eval/reward = 1"},
         "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl.config.check import check
-from rl.config.schedules import Schedules, joined, split
+from rl.config.schedules import Schedules, join_schedules, split_schedules
 from rl.config.schema import ConfigError, Run
 from rl.schedule import cosine, linear, pieces
 from tests.support.composing import changed, composed
@@ -84,16 +84,18 @@ def test_a_problem_that_no_schedule_causes_is_reported_once_and_without_a_step(p
 def test_the_command_line_sets_a_schedule_and_the_saved_configuration_has_it(tmp_path):
     config = composed("evaluation=default", f"sampler.temperature={HOW}", "max_steps=50")
     check(config)
-    run = Run.of(split(config))
+    run = Run.of(split_schedules(config))
     assert (run.sampler.temperature, run.evaluation["temperature"]) == (1.0, 1.0)
     run.save(tmp_path / "config.yaml")
     assert Run.load(tmp_path / "config.yaml") == run
-    assert joined(run.plain())["sampler"] == config["sampler"]
+    assert join_schedules(run.plain())["sampler"] == config["sampler"]
 
 
 def test_the_number_beside_a_schedule_is_its_largest_but_an_environments_is_its_first(plain):
     rising = {**LINEAR, "start": 3, "end": 9}
-    config = split(changed(plain, {"env.max_length": rising, "kl.beta": {**LINEAR, "start": 0.0}}))
+    config = split_schedules(
+        changed(plain, {"env.max_length": rising, "kl.beta": {**LINEAR, "start": 0.0}})
+    )
     assert (config["env"]["max_length"], config["kl"]["beta"]) == (3, 0.6)
     assert Schedules.of(config).options("env", 20) == {"max_length": 5}  # 5.4, for an integer
     assert Schedules.of(config).values(25) == pytest.approx({"env.max_length": 6, "kl.beta": 0.3})
@@ -106,10 +108,10 @@ class Owner:
 
 def test_a_function_gets_the_options_of_a_step_and_an_instance_new_attributes():
     schedules = Schedules({"loss.clip": lambda step: step, "reward.limit": lambda step: step + 2})
-    loss = schedules.applied(partial(dict, clip=9, other=1), "loss", 4)
+    loss = schedules.apply(partial(dict, clip=9, other=1), "loss", 4)
     assert loss() == {"clip": 4, "other": 1}
     owner = Owner()
-    assert schedules.applied(owner, "reward", 4) is owner
+    assert schedules.apply(owner, "reward", 4) is owner
     assert owner.limit == 6
     with pytest.raises(ValueError, match=r"reward\.limit is a schedule, but list has no attribute"):
-        schedules.applied([], "reward", 0)
+        schedules.apply([], "reward", 0)

@@ -9,9 +9,9 @@ import yaml
 from losses.groups import ScoredGroup
 from rl.config.build import build
 from rl.config.check import check
-from rl.config.limits import DECIDED_ELSEWHERE, free_form_problems
+from rl.config.limits import DECIDED_ELSEWHERE, reserved_key_problems
 from rl.config.schema import ConfigError, Run
-from rl.config.signatures import read
+from rl.config.signatures import options_of
 from tests.support.composing import CONF, SWEEPS, composed
 
 DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
@@ -92,7 +92,7 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
     config: dict[str, Any],
 ) -> None:
     for path, node in nodes(config):
-        for option in node.keys() & read(node["_target_"]).keys():
+        for option in node.keys() & options_of(node["_target_"]).keys():
             typo, right = f"{option}{option[-1]}", dict(node)
             node.clear()
             # as the first key, before _target_
@@ -141,7 +141,7 @@ def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_de
         for key, owner in owners.items():
             given = {f"--{key.replace('_', '-')}": 1}
             config = {"inference": {"args": given}, "deepspeed": given}
-            problems = [p for p in free_form_problems(config) if p.startswith(part)]
+            problems = [p for p in reserved_key_problems(config) if p.startswith(part)]
             assert any(f" is set by {owner}: change that" in problem for problem in problems)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.signatures import definition_of, did_you_mean, read
+from rl.config.signatures import definition_of, did_you_mean, options_of
 
 BASE = """
 import does_not_exist_anywhere
@@ -78,7 +78,7 @@ def _written(modules: Path) -> None:
 def test_options_are_read_without_importing_the_module(
     target: str, required: list[str], optional: list[str]
 ) -> None:
-    options = read(target)
+    options = options_of(target)
     assert sorted(key for key, option in options.items() if option.required) == required
     assert sorted(key for key, option in options.items() if not option.required) == optional
     assert "knobs_base" not in sys.modules
@@ -100,7 +100,7 @@ def test_options_are_read_without_importing_the_module(
 )
 def test_a_target_that_is_not_there_is_named(target: str, said: str) -> None:
     with pytest.raises(LookupError) as caught:
-        read(target)
+        options_of(target)
     assert said in str(caught.value)
 
 
@@ -115,7 +115,7 @@ def shipped_targets() -> list[str]:
 def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
     module, _, name = target.rpartition(".")
     imported = getattr(import_module(module), name)
-    found = read(target)
+    found = options_of(target)
     own = {key: option.required for key, option in found.items() if not option.configured}
     assert own == {
         key: parameter.default is inspect.Parameter.empty

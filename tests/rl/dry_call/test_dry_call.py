@@ -664,7 +664,7 @@ def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path)
 
     run = Run.of(config)
     with DryCall([config]) as dry_call:
-        run = dry_call.completed(run)
+        run = dry_call.with_facts(run)
     path = cache.parent / "config.yaml"
     run.save(path)
     assert Learned.of(Run.load(path)) == learn(config)

@@ -80,7 +80,7 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     folder = RunFolder(tmp_path)
     overrides = ["inference=external", "inference.urls=[http://a:1,http://b:1]"]
     run = Run.of(composed(f"output_dir={tmp_path}", *overrides))
-    run = run.changed({"inference.api_key_variable": "MY_KEY"})
+    run = run.with_values({"inference.api_key_variable": "MY_KEY"})
     monkeypatch.setenv("MY_KEY", "secret")
     folder.private.make()
     folder.private.make_key()  # of the run, which external servers must not learn

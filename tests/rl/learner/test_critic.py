@@ -11,7 +11,7 @@ import torch
 from losses.aggregation import token_mean
 from losses.gae import gae
 from losses.squared_error import squared_error
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.learner import critic as critic_module
 from rl.learner.critic import CriticSettings, ValueModel, ValueModule
 from rl.learner.deepspeed_engine import gather
@@ -309,7 +309,7 @@ def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup, how
 
     def start(*overrides):
         common = ("model.dtype=float32", "optim.learning_rate=1e-3")
-        return Learner(completed(composed(*common, *overrides)), run_folder, setup.ranks)
+        return Learner(run_with_facts(composed(*common, *overrides)), run_folder, setup.ranks)
 
     batch, _ = setup.shares(setup.groups[0], "several")
     bare = start("loss=ppo", "critic=none")

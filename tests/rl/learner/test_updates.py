@@ -18,7 +18,7 @@ from losses.ppo_clip import ppo_clip
 from losses.reverse_kl_topk import reverse_kl_topk
 from losses.tokens import TokenLoss
 from rl.config.schedules import Schedules
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
 from rl.learner.logprobs import Rows, Scored
@@ -374,7 +374,7 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
 
     def start(*overrides):
         common = ("model.dtype=float32", "updates_per_batch=2", "optim.learning_rate=1e-4")
-        return Learner(completed(composed(*common, *overrides)), run_folder, setup.ranks)
+        return Learner(run_with_facts(composed(*common, *overrides)), run_folder, setup.ranks)
 
     bare = start("reference=initial", "correction=tis_token")
     assert bare._reference is None  # nothing reads it
@@ -413,7 +413,7 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
 def test_a_new_run_continues_with_the_optimizer_of_another_run_if_asked(setup, how):
     def start(folder, *overrides):
         fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
-        return Learner(completed(composed(*fast, *overrides)), folder, setup.ranks)
+        return Learner(run_with_facts(composed(*fast, *overrides)), folder, setup.ranks)
 
     parent, child = RunFolder(setup.new_folder()), RunFolder(setup.new_folder())
     parent.set_model(setup.sources["float32"])
@@ -443,7 +443,7 @@ def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
     run_folder = RunFolder(setup.new_folder())
     run_folder.set_model(setup.sources["float32"])
     fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
-    run = completed(composed(*fast, "adapter=lora", "adapter.dropout=0.5"))
+    run = run_with_facts(composed(*fast, "adapter=lora", "adapter.dropout=0.5"))
     one, other = (Learner(run, run_folder, setup.ranks) for _ in range(2))
     first, second = (setup.batch(setup.rows, step=step) for step in range(2))
     one.update(first)  # the adapter starts at zero, where dropout has no effect

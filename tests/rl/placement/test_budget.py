@@ -12,7 +12,7 @@ from rl.placement.memory import trained_parameters
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
 from rl.runtime.devices import Host
-from rl.supervisor.resolve import placed
+from rl.supervisor.resolve import assign_devices
 from tests.support.composing import composed
 
 QWEN_4B = {
@@ -33,7 +33,9 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
     """Return the run, the memory of its processes and the page."""
-    resolved, page = placed(Run.of(composed("run_name=x", *overrides)), hosts).for_model(sizes)
+    resolved, page = assign_devices(Run.of(composed("run_name=x", *overrides)), hosts).for_model(
+        sizes
+    )
     return resolved.run, process_memory(resolved.run, resolved.plan, sizes), page
 
 

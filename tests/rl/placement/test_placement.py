@@ -21,7 +21,7 @@ KEYS = {
 
 def changed(settings) -> Run:
     """Return a run with these settings, given by short names or keys."""
-    return RUN.changed({KEYS.get(name, name): value for name, value in settings.items()})
+    return RUN.with_values({KEYS.get(name, name): value for name, value in settings.items()})
 
 
 def plan(*sizes: int, names: str = "01234567", **settings) -> Plan:

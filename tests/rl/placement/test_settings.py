@@ -3,7 +3,7 @@
 from rl.config.schema import Run
 from rl.placement.settings import with_device_flags
 from rl.runtime.devices import Host
-from rl.supervisor.resolve import placed
+from rl.supervisor.resolve import assign_devices
 from tests.support.composing import composed
 
 SAMPLER = {"_target_": "rl.sampling.sampler.PolicySampler", "seeded": False}
@@ -12,7 +12,7 @@ GPUS = Host(devices=("0", "1", "2", "3"), cores=4, cpus=8)
 
 
 def placed_on(host: Host, *overrides: str) -> Run:
-    return placed(Run.of(composed("run_name=x", *overrides)), [host]).run
+    return assign_devices(Run.of(composed("run_name=x", *overrides)), [host]).run
 
 
 def test_a_cpu_gets_its_own_flags_and_a_gpu_the_defaults_of_vllm():

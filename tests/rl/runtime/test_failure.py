@@ -6,12 +6,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from rl.runtime.failure import RunFailed, first_failure, reporting
+from rl.runtime.failure import RunFailed, first_failure, reporting_failures
 from rl.runtime.folder import RunFolder
 
 
 def failing(folder, error: BaseException, process: str = "rollouts") -> None:
-    with pytest.raises(SystemExit) as ended, reporting(RunFolder(folder), process):
+    with pytest.raises(SystemExit) as ended, reporting_failures(RunFolder(folder), process):
         raise error
     assert ended.value.code == 1
 
@@ -66,7 +66,7 @@ def test_the_first_failure_is_the_oldest_complete_report(tmp_path):
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit])
 def test_neither_success_nor_an_interrupt_is_a_failure(tmp_path, error):
     ended = pytest.raises(error) if error else nullcontext()
-    with ended, reporting(RunFolder(tmp_path), "rollouts"):
+    with ended, reporting_failures(RunFolder(tmp_path), "rollouts"):
         if error:
             raise error
     assert first_failure(RunFolder(tmp_path)) is None

@@ -75,7 +75,7 @@ def test_compiled_code_is_read_only_from_a_folder_of_the_user(is_own, tmp_path, 
 
 def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     run_folder = RunFolder(tmp_path)
-    assert run_folder.resumed() is None
+    assert run_folder.resume_point() is None
     for step in (100, 20, 1_000_000, 999_950):
         folder = run_folder.checkpoint(step)
         folder.mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     run_folder.checkpoint(3_000_000).with_name(".step_3000000.incomplete").mkdir()
     names = [path.name for path in run_folder.complete_checkpoints()]
     assert names == ["step_000020", "step_000100", "step_999950", "step_1000000"]
-    resumed = run_folder.resumed()
+    resumed = run_folder.resume_point()
     assert (resumed.step, resumed.rollouts) == (1_000_000, {"n": 1_000_000})
     assert resumed.folder == run_folder.checkpoint(1_000_000)
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 import yaml
 
-from rl.runtime.given_files import inside, load_json, load_yaml, why_unsafe_to_write
+from rl.runtime.given_files import load_json, load_yaml, regular_file, why_unsafe_to_write
 
 BOMB = "\n".join(f"k{i}: &a{i} [{','.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(9))
 
@@ -46,10 +46,10 @@ def test_only_a_regular_file_in_the_folder_is_read(tmp_path):
     (folder / "other").symlink_to(outside / "file")
     (folder / "others").symlink_to(outside)
     for name in ("logs/file", "own"):
-        assert inside(folder / name, folder) == folder / name
+        assert regular_file(folder / name, folder) == folder / name
     for name in ("fifo", "other", "others/file", "logs", "missing", "../outside/file", "a\0"):
         with pytest.raises(FileNotFoundError):
-            inside(folder / name, folder)
+            regular_file(folder / name, folder)
 
 
 def test_a_run_may_write_where_all_paths_are_its_own(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import MetricsFile, MetricsTail, read_metrics, time_split, total_seconds
+from rl.runtime.metrics import MetricsFile, MetricsTail, read_metrics, stage_seconds, total_seconds
 
 
 def steps(tmp_path):
@@ -76,6 +76,6 @@ def test_the_mean_time_of_an_activity_is_over_all_steps():
         {"step": 0, "time/wait": 1.0, "time/update": 2.0, "time/step": 3.0},
         {"step": 1, "time/wait": 1.0, "time/checkpoint": 4.0, "time/step": 5.0},
     ]
-    assert time_split(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
+    assert stage_seconds(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
     assert total_seconds(rows) == 8.0
     assert total_seconds([]) == 0.0

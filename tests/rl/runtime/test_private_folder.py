@@ -39,7 +39,7 @@ def run_folder(
 def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run_folder):
     private = run_folder.private
     private.make_key()
-    private.keep_servers_key("theirs")
+    private.store_servers_key("theirs")
     (run_folder.path / "metrics.jsonl").write_text("for everybody")
 
     def connect(path: Path) -> str:

@@ -74,7 +74,7 @@ def of_distillation(*paths: str) -> Run:
     """Return a run that learns from these teachers."""
     teachers = [{"_target_": "x.Y", "path": path, "revision": None} for path in paths]
     run = Run.of(composed("loss=distill", "reference=model", "reference.path=/"))
-    return run.changed({"reference": {"_target_": PER_ENV, "teachers": teachers}})
+    return run.with_values({"reference": {"_target_": PER_ENV, "teachers": teachers}})
 
 
 def test_every_teacher_is_downloaded_before_anything_starts(model):
@@ -83,7 +83,7 @@ def test_every_teacher_is_downloaded_before_anything_starts(model):
     fetch_references(of_distillation(str(model)))
     with pytest.raises(ConfigError, match=r"reference.path=/nobody/here does not exist"):
         fetch_references(of_distillation(str(model), "/nobody/here"))
-    unread = Run.of(composed("loss=cispo")).changed({"reference.path": "/nobody/here"})
+    unread = Run.of(composed("loss=cispo")).with_values({"reference.path": "/nobody/here"})
     fetch_references(unread)
 
 

@@ -38,7 +38,7 @@ def watched(tmp_path):
 
     def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, lost_after=None, **programs):
         run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *overrides))
-        run = run.changed({"inference.startup_timeout": startup_timeout})
+        run = run.with_values({"inference.startup_timeout": startup_timeout})
         folder = RunFolder(tmp_path / "r")
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.private.make()

@@ -27,7 +27,7 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
         config["sampler"]["temperature"],
         True,
     )
-    supervised = run.changed({"sampler": composed("sampler=demonstrations")["sampler"]})
+    supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
 
 
@@ -45,7 +45,7 @@ def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp
 
 
 def test_a_sampler_that_states_no_temperature_is_refused(config):
-    run = Run.of(config).changed({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
+    run = Run.of(config).with_values({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
     with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
         _ = run.sampler.temperature
 

@@ -26,7 +26,7 @@ def test_a_duration_is_read_as_it_is_written(written, seconds):
 
 @pytest.mark.parametrize("written", ["", "3x", "m", "30m3h", "3 hours", "1:30", "-5m", "0", "nan"])
 def test_other_text_is_no_duration(written):
-    with pytest.raises(ValueError, match="is not a time"):
+    with pytest.raises(ValueError, match="is not a duration"):
         seconds_of(written)
 
 

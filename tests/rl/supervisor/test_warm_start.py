@@ -9,7 +9,7 @@ import pytest
 from rl.config.schema import Run
 from rl.dry_call.child import DryCall
 from rl.runtime.folder import RunFolder
-from rl.supervisor.warm_start import keep_result, warm_start_key, warm_start_run
+from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
 from tests.support.composing import REPO, composed
 
 OWN = {"_target_": "knobs_env.Own"}
@@ -122,7 +122,7 @@ def test_the_result_can_be_kept_on_another_file_system(tmp_path: Path) -> None:
         pytest.skip("there is but one file system")
     with tempfile.TemporaryDirectory(dir=elsewhere) as cache:
         run_folder, target = finished(tmp_path / "warm"), Path(cache) / "kept"
-        keep_result(run_folder, target)
+        move_to_cache(run_folder, target)
         assert [path.name for path in Path(cache).iterdir()] == ["kept"]
         assert (target / "config.json").read_text() == "{}"
     assert not run_folder.path.exists()
@@ -132,6 +132,6 @@ def test_a_result_that_another_run_kept_first_stays(tmp_path: Path) -> None:
     target = tmp_path / "kept"
     target.mkdir()
     (target / "config.json").write_text("the other's")
-    keep_result(finished(tmp_path / "warm"), target)
+    move_to_cache(finished(tmp_path / "warm"), target)
     assert (target / "config.json").read_text() == "the other's"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]

@@ -38,7 +38,7 @@ def test_the_newest_stay_and_one_that_fails_leaves_nothing(setup):
     def full(folder, source):
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    assert run_folder.resumed() is None
+    assert run_folder.resume_point() is None
     assert [save(step).name for step in (1, 2, 10)] == [f"step_{n:06}" for n in (1, 2, 10)]
     assert names() == ["step_000002", "step_000010"]
     failing = SimpleNamespace(ranks=policy.ranks, save=policy.save, export=full)
@@ -49,7 +49,7 @@ def test_the_newest_stay_and_one_that_fails_leaves_nothing(setup):
     save(11)
     save(11, rollouts={"next": "again"})
     assert names() == ["step_000010", "step_000011"]
-    found = run_folder.resumed()
+    found = run_folder.resume_point()
     assert (found.step, found.rollouts) == (11, {"next": "again"})
     assert {"deepspeed", "hf", "state.json"} <= {path.name for path in found.folder.iterdir()}
     policy.load(run_folder.checkpoint(11))
