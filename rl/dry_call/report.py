@@ -73,7 +73,7 @@ def source_of(made: Any) -> tuple[str, int] | None:
 
 def error_location(error: BaseException, made: Any) -> tuple[str, int] | None:
     """Return the file and the line of the last frame of user code in a traceback."""
-    own = defined_at(made)
+    own = source_of(made)
     found = find_location(error, own and own[0])
     return found if found and not Path(found[0]).is_relative_to(Path(__file__).parent) else own
 
