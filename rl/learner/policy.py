@@ -111,7 +111,9 @@ class Policy:
             )
             for update in range(updates)
         ]
-        means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
+        # A loss may omit a metric in some updates.
+        names = dict.fromkeys(name for one in metrics for name in one)
+        means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
         # Use the first update's metrics, because later the policy's weights differ from vLLM's.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}

@@ -428,8 +428,8 @@ MUTATIONS = (
     Mutation(
         "by_source: a demonstration has the policy's loss",
         "losses/by_source.py",
-        "chosen(result.loss, imitation)",
-        "chosen(result.loss)",
+        "select(result.loss, imitation)",
+        "select(result.loss)",
     ),
     Mutation(
         "finished group: a hint sees no reward",
