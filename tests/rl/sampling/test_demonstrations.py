@@ -109,9 +109,9 @@ def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths():
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (MANY_TURNS[:2], "yield a prompt and then"),
+        (MANY_TURNS[:2], "no assistant message after its prompt"),
         (MANY_TURNS[:4], "does not end with an assistant"),
-        (MANY_TURNS[2:3], "yield a prompt and then"),
+        (MANY_TURNS[2:3], "no assistant message after its prompt"),
     ],
 )
 def test_an_incomplete_conversation_is_refused(messages, message):
