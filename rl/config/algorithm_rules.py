@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterator
 from rl.config.facts import Config, fact, is_imitator
 from rl.config.learned import Learned
 from rl.config.limits import NEUTRAL_SAMPLING, value_of
-from rl.config.reference_rules import (
-    divergence_problems,
-    each_reference_problems,
-    teacher_problems,
-    unused_or_missing_reference_problems,
-)
+from rl.config.reference_rules import REFERENCE_RULES
 
 
 def equal_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
@@ -188,10 +183,7 @@ ALGORITHM_RULES: tuple[Callable[[Config, Learned], Iterator[str]], ...] = (
     equal_reward_problems,
     loss_problems,
     changed_sampling_problems,
-    unused_or_missing_reference_problems,
-    each_reference_problems,
-    teacher_problems,
-    divergence_problems,
+    *REFERENCE_RULES,
     correction_problems,
     negative_reward_problems,
     critic_problems,

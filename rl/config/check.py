@@ -34,10 +34,9 @@ def check(
 ) -> None:
     """Raise ConfigError with all problems of a configuration's values.
 
-    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py). Check a
-    configuration with schedules at the steps at which a schedule is smallest or largest.
-
-    The fields of the class `schema` are the top-level keys.
+    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py). The
+    fields of the class `schema` are the top-level keys. A configuration with schedules is checked
+    at the steps at which a schedule is smallest or largest.
     """
     with as_config_error():
         _raise_problems(list(_schedule_problems(config)))

@@ -102,3 +102,9 @@ def output_head_problems(config: Config) -> Iterator[str]:
             "because the run passes head_dtype to vLLM as hf_overrides: set model.head_dtype=null, "
             "or put the other overrides into the model's config.json"
         )
+
+
+PROCESS_RULES = (
+    *(zero_stage_problems, rollout_timeout_problems, device_name_problems),
+    *(max_time_problems, debug_problems, output_head_problems),
+)

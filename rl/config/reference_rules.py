@@ -113,3 +113,9 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
         yield f"{' and '.join(sorted(numbers))} must be equal, because one loss reads all: set one"
+
+
+REFERENCE_RULES = (
+    *(unused_or_missing_reference_problems, each_reference_problems),
+    *(teacher_problems, divergence_problems),
+)

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from rl.config.facts import Config
 from rl.config.schedules import join_schedules
 from rl.config.schema import FORMAT, RESUMES_FORMAT_1
 from rl.config.shipped import SHIPPED
@@ -19,8 +20,6 @@ from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
-
-Config = Mapping[str, Any]
 
 # Options that may change at a resume: how long and how the run executes, never what it learns.
 MAY_CHANGE = (

@@ -14,14 +14,7 @@ from typing import Any
 from rl.config.facts import Config, fact, is_imitator
 from rl.config.initial import initial_problems
 from rl.config.limits import reserved_key_problems, sampling_limits, value_of
-from rl.config.process_rules import (
-    debug_problems,
-    device_name_problems,
-    max_time_problems,
-    output_head_problems,
-    rollout_timeout_problems,
-    zero_stage_problems,
-)
+from rl.config.process_rules import PROCESS_RULES
 from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.transport import transport_problems
 from rl.runtime.stop_when import StopWhen
@@ -196,15 +189,10 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     length_problems,
     client_and_evaluation_problems,
     strategy_problems,
-    zero_stage_problems,
-    rollout_timeout_problems,
-    device_name_problems,
-    max_time_problems,
-    debug_problems,
+    *PROCESS_RULES,
     stop_when_problems,
     reward_problems,
     transport_problems,
-    output_head_problems,
     data_file_problems,
     initial_problems,
     run_folder_problems,

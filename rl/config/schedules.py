@@ -1,14 +1,11 @@
 """Schedules: numbers of a configuration that are functions of the training step.
 
     sampler: {temperature: {_target_: rl.schedule.linear, start: 1.0, end: 0.6, steps: 500}}
+    -> sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
 
-becomes by `split_schedules`
-
-    sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
-
-Components that follow schedules get the values of a step from `Schedules`. As the step, sampler,
-environment and credit use the policy version at which a group of rollouts starts. The trainer uses
-the step that it trains.
+`split_schedules` makes this change. `Schedules` returns the values of a step to the components. As
+the step, sampler, environment and credit use the policy version at which a group of rollouts
+starts. The trainer uses the step that it trains.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -49,8 +49,11 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
     """Yield notes: memory of the host with the least left, a warning, unused GPUs."""
     if processes:
-        taken, number = max((memory_of_host(processes, n), -n) for n in range(len(hosts)))
-        host, name = hosts[-number], f"host {-number}, the fullest" if len(hosts) > 1 else "memory"
+        needs = [memory_of_host(processes, number) for number in range(len(hosts))]
+        left = [(host.memory or 0) - need for host, need in zip(hosts, needs, strict=True)]
+        number = left.index(min(left))
+        host, taken = hosts[number], needs[number]
+        name = f"host {number}, the fullest" if len(hosts) > 1 else "memory"
         total = f" of {gib(host.memory)}" if host.memory else ""
         free = host.free_memory
         now = f", of which {gib(free)} are free now" if free and taken > free else ""
@@ -58,7 +61,7 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         least = "at least " if len(sizes) > 1 else ""
         cards = f"; each GPU has {least}{gib(min(sizes))}" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
-        if host.memory and taken > host.memory:  # `fitted` refuses only a larger excess
+        if host.memory and taken > host.memory:  # `fit_memory` refuses only a larger excess
             yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)

@@ -18,27 +18,16 @@ _MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The resources of one machine.
+    """The resources of one machine."""
 
-    Attributes:
-        devices: GPU names, as in CUDA_VISIBLE_DEVICES.
-        cores: number of physical cores that this process may use.
-        cpus: number of logical CPUs that this process may use.
-        num_threads: value of OMP_NUM_THREADS, None if unset.
-        memory: bytes of host memory, limited by the cgroup; None if unknown.
-        free_memory: free bytes of `memory`; None if unknown.
-        device_memory: memory of the smallest GPU in bytes; None if unknown.
-        driver: version of NVIDIA's driver; None if unknown.
-    """
-
-    devices: tuple[str, ...] = ()
-    cores: int = 2
-    cpus: int = 2
-    num_threads: int | None = None
-    memory: int | None = None
-    free_memory: int | None = None
-    device_memory: int | None = None
-    driver: str | None = None
+    devices: tuple[str, ...] = ()  # names of GPUs, as in CUDA_VISIBLE_DEVICES
+    cores: int = 2  # number of physical cores that this process may use
+    cpus: int = 2  # number of logical CPUs that this process may use
+    num_threads: int | None = None  # value of OMP_NUM_THREADS; None if unset
+    memory: int | None = None  # bytes of host memory, limited by the cgroup; None if unknown
+    free_memory: int | None = None  # free bytes of `memory`; None if unknown
+    device_memory: int | None = None  # memory of the smallest GPU in bytes; None if unknown
+    driver: str | None = None  # version of NVIDIA's driver; None if unknown
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,11 @@ WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # set for ranks that load the model af
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The content of a server's endpoint file, which each start of the server replaces.
-
-    Attributes:
-        incarnation: number of restarts before this start.
-        pid: process id of the server, or of the process that started the server.
-    """
+    """The content of a server's endpoint file, which each start of the server replaces."""
 
     address: Address
-    incarnation: int = 0
-    pid: int = 0
+    incarnation: int = 0  # number of restarts before this start
+    pid: int = 0  # process id of the server, or of the process that started the server
 
     def write(self, run_folder: RunFolder, process: str) -> None:
         """Write the endpoint file, which the other processes read."""

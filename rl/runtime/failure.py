@@ -77,10 +77,7 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report {part, message} of a process whose name starts with `of`.
-
-    Skip files that cannot be read.
-    """
+    """Return the oldest readable report {part, message} of a process named `of`..., or None."""
     reports: list[tuple[float, dict[str, str]]] = []
     for path in sorted(run_folder.failures.glob(f"{of}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

@@ -42,10 +42,7 @@ class Lines:
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a token file atomically; return whether it was written.
-
-    If the disk is full, the run continues without this file.
-    """
+    """Write a token file atomically. If the disk is full, log a warning and return False."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 

@@ -54,10 +54,7 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Create the display. Files are first read by `update`.
-
-        `num_saved`: steps in the resumed checkpoint. Old metrics of later steps are not shown.
-        """
+        """Read no files yet. `update` skips old metrics of steps from `num_saved` on."""
         super().__init__(console)
         self.folder = folder
         self.view = RunView(folder.name, max_steps)

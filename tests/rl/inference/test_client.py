@@ -177,10 +177,10 @@ import asyncio, json, resource, sys
 from pathlib import Path
 soft, hard = int(sys.argv[2]), int(sys.argv[3])
 from rl.inference.client import RequestTally, VLLMClient
-from rl.runtime.devices import raise_open_files
+from rl.runtime.devices import raise_file_limit
 from tests.support.replicas import router_to
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-raise_open_files()
+raise_file_limit()
 
 async def main():
     tally = RequestTally()

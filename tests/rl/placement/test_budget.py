@@ -228,6 +228,16 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     assert page.splitlines()[-1].startswith("the run may fail: this is more")
 
 
+def test_the_page_warns_about_the_host_with_the_least_memory_left():
+    large = Host(cores=4, cpus=8, memory=512 * GIB)
+    _, parts, _ = planned([large, large])
+    small = replace(large, memory=int(0.9 * memory_of_host(parts, 1)))
+    assert memory_of_host(parts, 1) < memory_of_host(parts, 0)
+    page = planned([large, small])[2]
+    assert "host 1, the fullest" in page
+    assert "the run may fail" in page
+
+
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():
     host = [Host(cores=4, cpus=8)]
     page = plan_page(placement(Run.of(composed("run_name=x")), host), None, host)

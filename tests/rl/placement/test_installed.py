@@ -13,7 +13,7 @@ NONE, ONE = Host(), Host(devices=("0",), driver="580.65.06")
 
 def problem(host, packages, shared_memory=Path("/dev/shm"), **settings):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(installed, "_installed", packages.get)
+        patch.setattr(installed, "_version_of", packages.get)
         patch.setattr(installed, "_SHARED_MEMORY", shared_memory)
         return installed.device_problem(host, **{"needs_vllm": True, "several": False, **settings})
 
