@@ -32,7 +32,7 @@ def test_without_an_eval_split_the_last_examples_are_held_out():
 
 
 def test_holding_out_everything_is_refused():
-    with pytest.raises(ValueError, match=r"has 10 examples.* lower env\.num_eval"):
+    with pytest.raises(ValueError, match=r"has 10 training examples.* lower env\.num_eval"):
         bridge(GAME, args=SIZE, num_eval=10).examples("train")
 
 
