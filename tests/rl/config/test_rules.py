@@ -149,7 +149,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
         "vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto",
     ),
-    "a flag that the run decides": ({"inference.args": {"api_key": 1}}, "is set by inference.listen"),
+    "a flag that the run decides": (
+        {"inference.args": {"api_key": 1}},
+        "is set by inference.listen",
+    ),
     "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
 }
 
