@@ -179,7 +179,7 @@ def test_every_key_of_the_files_of_the_seed_documents_is_translated_or_named(tmp
         answer = translated(text)
         assert "does not name this key" not in answer, answer
         _, program, *overrides = shlex.split(answer.splitlines()[0])
-        if "max_steps" in text and "[env" in text:  # a whole file
+        if "max_steps" in text and "env]" in text:  # a whole file
             assert program == "train"
             kept = [one for one in overrides if not one.startswith("inference.devices")]
             check(composed(*kept, f"output_dir={tmp_path}"))
