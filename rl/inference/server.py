@@ -25,7 +25,7 @@ from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
 from rl.runtime.child import Child, Reaper, ending, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
-from rl.runtime.failure import RunFailed
+from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
@@ -220,10 +220,8 @@ def serving(
 
         def check_child() -> None:
             if child.returncode is not None:
-                raise RunFailed(
-                    f"vLLM {ending(child.returncode)}. The end of {child.log}:\n"
-                    f"{last_lines(child.log)}"
-                )
+                what = f"vLLM {ending(child.returncode)}. The end of {child.log}:"
+                raise RunFailed(with_remedies(f"{what}\n{last_lines(child.log)}"))
 
         timeout = server.startup_timeout
         wait_until_healthy(replica, timeout, check_child)

@@ -51,7 +51,11 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
-    text = printable(f"{type(error).__name__}: {error}{place_of(error)}")
+    return with_remedies(printable(f"{type(error).__name__}: {error}{place_of(error)}"))
+
+
+def with_remedies(text: str) -> str:
+    """Return the text of an error or the end of a log, followed by the remedies that it needs."""
     remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
     return "\n".join([text, *remedies])
 

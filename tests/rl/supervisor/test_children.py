@@ -75,6 +75,10 @@ ENDS = {
         NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: SLEEP}, (StillWatching, None)),
     "a process ends too early": (
         NO_VLLM, {RANKS[0]: SLEEP, "rollouts": ["true"]}, (RunFailed, "rollouts ended with sta")),
+    "a process has no memory": (
+        NO_VLLM,
+        {RANKS[0]: SLEEP, "rollouts": ["sh", "-c", "echo CUDA out of memory; exit 1"]},
+        (RunFailed, r"lower inference\.args\.gpu_memory_utilization")),
     "a disk is full": (NO_VLLM, {RANKS[0]: ["false"]}, (RunFailed, FULL)),
     "a server never answers": (
         VLLM, {RANKS[0]: SLEEP, "inference": SLEEP},
