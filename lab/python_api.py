@@ -21,7 +21,6 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import RenderableType
 from rich.jupyter import JupyterMixin
-from rich.syntax import Syntax
 from rich.text import Text
 
 from lab.cli.hydra_errors import explain_hydra_error
@@ -59,10 +58,9 @@ class Config(JupyterMixin):
     def __repr__(self) -> str:
         return f"<Config {' '.join(self.overrides) or 'without overrides'}>"
 
-    def __rich__(self) -> Syntax:
+    def __rich__(self) -> Text:
         # A node without nested nodes takes one line.
-        text = yaml.safe_dump(self.values, default_flow_style=None, sort_keys=False, width=100)
-        return Syntax(text, "yaml", background_color="default")
+        return Text(yaml.safe_dump(self.values, default_flow_style=None, sort_keys=False))
 
 
 @dataclass(frozen=True, repr=False)

@@ -20,10 +20,11 @@ from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
 
 _REMEDIES = {  # part of an error's message -> what the user can do
-    "(?i)out of memory|(can't|cannot|unable to) allocate|MemoryError|bad_alloc": "lower "
-    "trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
-    "trainer.gradient_checkpointing=true; for vLLM, lower "
-    "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
+    "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc": (
+        "lower trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
+        "trainer.gradient_checkpointing=true; for vLLM, lower "
+        "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)"
+    ),
     "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
     "(docs/troubleshooting.md, open files)",
 }

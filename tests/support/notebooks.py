@@ -29,7 +29,8 @@ async def execute(code: list[str]) -> None:
         if not isinstance(last, ast.Expr):
             before, last = [*before, last], ast.Expr(ast.Constant(None))
         exec(compile(ast.Module(before, []), "cell", "exec"), known)
-        shown = eval(compile(ast.Expression(last.value), "cell", "eval"), known)
+        expression = ast.fix_missing_locations(ast.Expression(last.value))
+        shown = eval(compile(expression, "cell", "eval"), known)
         shows = hasattr(shown, "_repr_mimebundle_")
         bundle = shown._repr_mimebundle_(include=None, exclude=None) if shows else {}
         kinds = bundle[0] if isinstance(bundle, tuple) else bundle
