@@ -5,9 +5,9 @@ FROM python:3.11-bookworm
 WORKDIR /opt/offbyone
 COPY . .
 RUN make install DEVICE=cpu && make op \
-    && useradd --create-home user && install -d -o user /work && chmod -R a+rwX .venv
+    && useradd --create-home --uid 1000 user && install -d -o user /work && chmod -R a+rwX .venv
 ENV PATH=/opt/offbyone/.venv/bin:$PATH
-USER user
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["offbyone"]
 CMD ["--help"]

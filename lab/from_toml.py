@@ -19,10 +19,11 @@ from rl.runtime.start_record import quote_for_hydra
 # Section of the page, about one kind of TOML file -> the command, without overrides.
 _COMMANDS = {
     "prime-rl": ["offbyone", "train"],
-    "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
     "hosted": ["offbyone", "train"],
+    "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
     "gepa": ["offbyone", "optimize-prompt"],
 }
+_HF_LENGTH = 4096  # model.max_seq_len of conf/model/hf.yaml
 _ONLY_IF = re.compile(r"([\w-]+): (?=`)")
 _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
 
@@ -44,7 +45,11 @@ def translate(text: str) -> str:
     name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
     overrides, notes = [], []
     if is_mixture := [key for key, _ in given].count("env.id") > 1:
-        notes = ["several environments: copy conf/env/three-tasks.yaml, and choose it with env="]
+        theirs = ", ".join(f"{key} = {value}" for key, value in given if key.startswith("env."))
+        notes = [
+            "several environments: copy conf/env/three-tasks.yaml, write their options and weights "
+            f"into the copy, and choose it with env=: {theirs}"
+        ]
     for key, value in given:
         if not (is_mixture and key.startswith("env.")):
             found, note = _translate_key(key, value, sections[name])
@@ -59,8 +64,22 @@ def translate(text: str) -> str:
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
+    notes += _unsaid(name, overrides)
     command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
     return "\n".join([command, *(f"# {note}" for note in notes)])
+
+
+def _unsaid(name: str, overrides: list[str]) -> list[str]:
+    """Return notes about what model=hf chooses if the file does not; may append an override."""
+    chosen = dict(override.split("=", 1) for override in overrides)
+    most, notes = int(chosen.get("sampler.max_tokens", 0)), []
+    if chosen.get("model") == "hf" and "max_seq_len" not in chosen and most > _HF_LENGTH / 2:
+        overrides.append(f"model.max_seq_len={2 * most}")
+        notes = ["model.max_seq_len: the file names no length of rows, so it is twice max_tokens"]
+    if chosen.get("model") == "hf" and "adapter" not in chosen and name in ("prime-rl", "hosted"):
+        without = "adapter=none optim.learning_rate=1e-6"
+        notes += [f"adapter: model=hf trains LoRA, which the file does not name: else {without}"]
+    return notes
 
 
 def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

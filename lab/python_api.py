@@ -1,7 +1,9 @@
 """The functions of `import offbyone`: compose, train, sample and load_run.
 
-run = offbyone.train(["loss=cispo", "max_steps=20"])       # python train.py loss=cispo ...
-run.metrics[["step", "train/reward"]]
+    run = offbyone.train(["loss=cispo", "max_steps=20"])       # python train.py loss=cispo ...
+    run.metrics[["step", "train/reward"]]
+
+A function does what its command does, and returns the results.
 """
 
 import json
@@ -14,26 +16,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+import yaml
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import RenderableType
+from rich.jupyter import JupyterMixin
+from rich.text import Text
 
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import as_hydra_config, as_plain_dict
-from lab.evaluation.standalone import evaluate
+from lab.evaluation.standalone import evaluate, read_summary
+from lab.evaluation.table import report
 from rl.config.shipped import CONF
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
 from rl.runtime.start_record import program
+from rl.runtime.text import printable
 from rl.runtime.token_files import read_rows
 from rl.supervisor.supervise import supervise
+from rl.terminal.screen import final_summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
-class Config:
-    """A composed configuration. To change a value, compose again with another override."""
+@dataclass(frozen=True, repr=False)
+class Config(JupyterMixin):
+    """A composed configuration. To change a value, compose again with another override.
+
+    A notebook and `rich.print` show all values as YAML.
+    """
 
     overrides: list[str]
     values: dict[str, Any]  # nested as the YAML files are, without interpolations
@@ -42,10 +55,20 @@ class Config:
         """Return the value of a dotted key, such as config["optim.learning_rate"]."""
         return reduce(lambda node, name: node[name], key.split("."), self.values)
 
+    def __repr__(self) -> str:
+        return f"<Config {' '.join(self.overrides) or 'without overrides'}>"
 
-@dataclass(frozen=True)
-class Run:
-    """The results of a run or of an evaluation, which are read from its folder."""
+    def __rich__(self) -> Text:
+        # A node without nested nodes takes one line.
+        return Text(yaml.safe_dump(self.values, default_flow_style=None, sort_keys=False))
+
+
+@dataclass(frozen=True, repr=False)
+class Run(JupyterMixin):
+    """The results of a run or of an evaluation, which are read from its folder.
+
+    A notebook and `rich.print` show what the command shows at its end: rewards and files.
+    """
 
     folder: RunFolder
 
@@ -76,7 +99,15 @@ class Run:
         """The newest checkpoint in Hugging Face format, None if there is none."""
         return next(reversed(self.folder.exports()), None)
 
+    def __rich__(self) -> RenderableType:
+        if summary := read_summary(self.folder):
+            threshold = load_yaml(self.folder.read(self.folder.config))["pass_threshold"]
+            return report(summary, threshold, self.folder.path)
+        return Text(printable(final_summary(self.folder)))
+
     def __repr__(self) -> str:
+        if summary := read_summary(self.folder):
+            return f"<Run {self.folder}: reward {summary.reward:.3f}>"
         rows = read_metrics(self.folder)
         rewards = column(rows, "train/reward")
         last = f", last reward {rewards[-1]:.3f}" if rewards else ""
@@ -84,7 +115,7 @@ class Run:
 
 
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
-    """Return the configuration of conf/<config_name>.yaml with overrides as on a command line.
+    """Return the configuration of `conf/<config_name>.yaml` with overrides as on a command line.
 
     conf/ of the current folder may contain more choices. Raise ConfigError for unknown names.
     """
@@ -118,9 +149,11 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Sample rollouts of held-out examples and return them. The options are those of evaluate.py.
+    """Sample rollouts of held-out examples and return them.
 
-    sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
+    The options are those of evaluate.py.
+
+        sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
     """
     chosen = config if isinstance(config, Config) else compose(config, "evaluate")
     evaluate(chosen.values, overrides=chosen.overrides)

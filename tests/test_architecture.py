@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "lab.runs": "rl.runtime",
     "lab.doctor": "rl.runtime rl.model rl.placement envs",
     "lab.from_toml": "rl.config rl.runtime",
-    "lab.python_api": "rl.config rl.runtime rl.supervisor lab.cli lab.evaluation",
+    "lab.python_api": "rl.config rl.runtime rl.supervisor rl.terminal lab.cli lab.evaluation",
     "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
     "lab.losses": "rl.config rl.dry_call rl.learner rl.runtime lab.cli lab.viewer losses",

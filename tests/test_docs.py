@@ -1,5 +1,6 @@
 """Check that the documentation covers every choice, and that its links resolve."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -66,6 +67,25 @@ def test_every_link_and_every_file_that_a_page_names_exists(page: Path) -> None:
     missing = [path for path in named if not (REPO / path).exists() and "/my_" not in path]
     printed_whole = page.name in ("a-new-idea.md", "everyday.md")
     assert printed_whole or set(missing) <= written_by_the_reader
+
+
+def test_the_api_page_names_modules_and_members_that_exist_and_are_described():
+    text = (DOCS / "api.md").read_text()
+    blocks = re.findall(r"^::: ([\w.]+)\n((?:    .*\n)*)", text, re.MULTILINE)
+    assert len(blocks) > 20
+    for module, options in blocks:
+        source = (REPO / f"{module.replace('.', '/')}.py").read_text()
+        tree = ast.parse(source)
+        assert ast.get_docstring(tree), module
+        described = {
+            node.name: ast.get_docstring(node)
+            for node in tree.body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        listed = re.search(r"members: \[(.*)\]", options)
+        for name in listed[1].split(", ") if listed else ():
+            alias = re.search(rf"^{name}\b[^=]* = .*\n", source, re.MULTILINE)
+            assert alias or described.get(name), f"{module}.{name}"
 
 
 def test_the_page_of_benchmarks_equals_the_kept_measurements() -> None:

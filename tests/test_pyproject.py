@@ -54,3 +54,21 @@ def test_no_page_or_message_installs_extras_by_the_name_of_another_distribution(
     files = [path for folder in folders for path in (REPO / folder).rglob("*.*")]
     texts = {p: p.read_text() for p in files if p.suffix in (".py", ".md", ".yaml")}
     assert not [path for path, text in texts.items() if named.search(text)]
+
+
+def test_only_pyproject_contains_the_version_and_the_list_of_changes_has_a_section_for_it():
+    version = PROJECT["version"]
+    assert f"\n## {version}\n" in (REPO / "CHANGELOG.md").read_text()
+    files = [REPO / "CITATION.cff", REPO / "setup.py", REPO / "mkdocs.yml"]
+    files += [path for folder in ("offbyone", "lab") for path in (REPO / folder).rglob("*.py")]
+    named = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
+    assert not [path for path in files if named.search(path.read_text())]
+
+
+def test_the_source_archive_contains_every_file_that_the_wheel_copies():
+    manifest = (REPO / "MANIFEST.in").read_text().split()
+    setup = (REPO / "setup.py").read_text()
+    copied = re.findall(r'"([\w/.-]+\.md|examples/my-lab|conf|sweeps|models)"', setup)
+    copied += [path.name for path in REPO.glob("*.py") if path.name != "setup.py"]
+    assert len(copied) > 9
+    assert set(copied) <= set(manifest)

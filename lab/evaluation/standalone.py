@@ -5,12 +5,14 @@ outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  l
 
 import asyncio
 import json
+import math
 import shlex
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from envs.episode import Example
@@ -119,6 +121,19 @@ def write_files(
     run_folder.evaluated.write_text("".join(lines))
     reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
+
+
+def read_summary(run_folder: RunFolder) -> Summary | None:
+    """Return the summary that `write_files` wrote, None if the folder has none."""
+    path = run_folder.path / "summary.json"
+    if not path.is_file():
+        return None
+
+    def with_nan(fields: dict[str, Any]) -> dict[str, Any]:
+        return {name: math.nan if value is None else value for name, value in fields.items()}
+
+    known = json.loads(run_folder.read(path), object_hook=with_nan)
+    return msgspec.convert(known, Summary, strict=False)  # the keys of `passes` become numbers
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:

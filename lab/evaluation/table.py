@@ -1,6 +1,7 @@
 """The table of an evaluation's results for the terminal."""
 
 from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -10,6 +11,7 @@ from rich.text import Text
 from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
+_TOO_HARD, _TOO_EASY = 0.05, 0.8  # outside of this pass@1 few groups have a spread
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
@@ -26,6 +28,12 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
     lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
+    passed = summary.passes.get(1, nan)
+    if passed < _TOO_HARD or passed > _TOO_EASY:
+        other = "easier" if passed < _TOO_HARD else "harder"
+        why = "a group with equal rewards teaches nothing (docs/troubleshooting.md, no spread)"
+        text = f"pass@1 is {passed:.1%}: before training on this, choose {other} examples, because"
+        lines.append(Text(f"{text} {why}", "yellow"))
     lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)

@@ -25,7 +25,7 @@ from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
 from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cores, visible_gpus
-from rl.runtime.failure import RunFailed
+from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
@@ -219,10 +219,8 @@ def run_vllm(
 
         def check_child() -> None:
             if child.returncode is not None:
-                raise RunFailed(
-                    f"vLLM {describe_exit(child.returncode)}. The end of {child.log}:\n"
-                    f"{last_lines(child.log)}"
-                )
+                what = f"vLLM {describe_exit(child.returncode)}. The end of {child.log}:"
+                raise RunFailed(with_remedies(f"{what}\n{last_lines(child.log)}"))
 
         timeout = server.startup_timeout
         wait_until_healthy(replica, timeout, check_child)

@@ -87,7 +87,7 @@ class ExampleOrder:
         """Restore the result of `state`; `state` is an empty dict if the checkpoint has none."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics for each batch, logged as order/<name>; by default an empty dict."""
+        """Return metrics for each batch, logged as `order/<name>`; by default an empty dict."""
         return {}
 
 

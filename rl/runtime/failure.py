@@ -20,9 +20,11 @@ from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
 
 _REMEDIES = {  # pattern in an error's message -> what the user can do
-    "out of memory|can't allocate memory": "lower trainer.tokens_per_micro_batch or "
-    "trainer.logprob_chunk, or set trainer.gradient_checkpointing=true; for vLLM, lower "
-    "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
+    "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc": (
+        "lower trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
+        "trainer.gradient_checkpointing=true; for vLLM, lower "
+        "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)"
+    ),
     "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
     "(docs/troubleshooting.md, open files)",
 }
@@ -50,7 +52,11 @@ def message_of(error: BaseException) -> str:
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
         return printable(str(error))
-    text = printable(f"{type(error).__name__}: {error}{format_location(error)}")
+    return with_remedies(printable(f"{type(error).__name__}: {error}{format_location(error)}"))
+
+
+def with_remedies(text: str) -> str:
+    """Return the text of an error or the end of a log, followed by the remedies that it needs."""
     remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
     return "\n".join([text, *remedies])
 

@@ -19,7 +19,7 @@ from rl.inference.server import replica_process
 from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
-from rl.runtime.failure import RunFailed, first_failure
+from rl.runtime.failure import RunFailed, first_failure, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
@@ -221,7 +221,7 @@ class Children:
             raise RunFailed(f"{name} {what}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)
-        raise RunFailed(f"{name} {what}. The end of {log}:\n{end}")
+        raise RunFailed(with_remedies(f"{name} {what}. The end of {log}:\n{end}"))
 
 
 def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:

@@ -1,8 +1,12 @@
 """offbyone from-toml: the commands for TOML files of verifiers and prime-rl."""
 
+import os
 import re
 import shlex
 import sys
+import tomllib
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -101,7 +105,7 @@ max_calls = 40
             "offbyone train model=hf model.path=Qwen/Qwen3-0.6B batch_size=32 "
             "sampler.stop=['</answer>'] buffer=difficulty buffer.max_reward=0.95 kl=adaptive "
             "kl.beta=0.1 env=verifiers env.id=owner/unknown",
-            ["env.max_turns=8"],
+            ["env.max_turns=8", "adapter"],
         ),
         (
             GEPA,
@@ -131,11 +135,57 @@ def test_truncated_answers_that_are_masked_and_zeroed_have_one_choice():
 
 
 def test_several_environments_are_left_to_a_file_of_the_user():
-    text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.5\n'
-    assert translate(text).splitlines() == [
-        "offbyone train",
-        "# several environments: copy conf/env/three-tasks.yaml, and choose it with env=",
-    ]
+    text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.3\n'
+    command, note = translate(text).splitlines()
+    assert command == "offbyone train"
+    assert note.startswith("# several environments: copy conf/env/three-tasks.yaml, ")
+    named = "env.id = gsm8k, env.weight = 0.5, env.id = math-python, env.weight = 0.3"
+    assert note.endswith(f"choose it with env=: {named}")
+
+
+# A table, a setting, a comment or a further line of a list. Documents have TOML between prose.
+TOML_LINE = re.compile(r"""(\[+[\w.]+\]+|"?[a-z][\w.]* = .*|#.*|["\]].*)?""")
+
+
+def seed_files() -> list[str]:
+    """Return each TOML file, and each excerpt of one, in the documents of OFFBYONE_SEEDS."""
+    files = [""]
+    for path in sorted(Path(os.environ.get("OFFBYONE_SEEDS", "/nowhere")).glob("*.txt")):
+        for line in [*path.read_text().splitlines(), "the end"]:
+            if TOML_LINE.fullmatch(line.strip()):
+                files[-1] += f"{line}\n"
+            elif files[-1]:
+                files.append("")
+    found = []
+    for text in files:
+        with suppress(tomllib.TOMLDecodeError):  # a sentence with a setting
+            found += [text] if tomllib.loads(text) else []
+    return found
+
+
+def without_setting(lines: list[str], at: int) -> str:
+    """Return the file without the setting that begins at a line."""
+    opens_list = lines[at].rstrip().endswith("[")
+    after = next(i for i in range(at, len(lines)) if lines[i].startswith("]")) if opens_list else at
+    return "\n".join([*lines[:at], *lines[after + 1 :]])
+
+
+def test_every_key_of_the_files_of_the_seed_documents_is_translated_or_named(tmp_path):
+    files = seed_files()
+    if not files:
+        pytest.skip("OFFBYONE_SEEDS names no folder of documents")
+    assert len(files) >= 15
+    for text in files:
+        answer = translate(text)
+        assert "does not name this key" not in answer, answer
+        _, program, *overrides = shlex.split(answer.splitlines()[0])
+        if "max_steps" in text and "env]" in text:  # a whole file
+            assert program == "train"
+            kept = [one for one in overrides if not one.startswith("inference.devices")]
+            check(composed(*kept, f"output_dir={tmp_path}"))
+        lines = text.splitlines()
+        for at in [i for i, line in enumerate(lines) if re.match(r"[\w\"].* = (?!false)", line)]:
+            assert translate(without_setting(lines, at)) != answer, lines[at]
 
 
 def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monkeypatch, capsys):

@@ -16,6 +16,7 @@ import pytest
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
+from tests.support.answers import Answers, completion
 from tests.support.launching import ROOT, Result, begin, ended, wait_for
 
 LIMIT = pytest.mark.timeout(600)
@@ -109,6 +110,18 @@ def test_the_other_commands_and_the_python_functions_work_from_the_wheel(command
     result = lab.run(command)
     assert result.status == 0, result.screen
     assert said in result.screen
+
+
+def test_an_evaluation_in_an_empty_folder_works_from_the_wheel(lab, tmp_path):
+    settings = ["env=reverse-text", "num_examples=2", "rollouts_per_example=2", "run_name=asked"]
+    with Answers((200, completion("olleh"))).serving() as url:
+        asked = ["client=messages", f"client.url={url}", "client.model=any", *settings]
+        process = begin(["offbyone", "evaluate", *asked], tmp_path, lab.environment)
+        result = ended(process, tmp_path / "outputs" / "asked", 60)
+    assert result.status == 0, result.screen
+    assert "pass@2" in result.screen
+    assert (result.folder / "rollouts.html").stat().st_size > 50_000
+    assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
 
 
 @pytest.fixture(scope="module")

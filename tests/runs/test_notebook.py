@@ -25,6 +25,8 @@ def test_the_notebook_trains_draws_and_samples(tmp_path):
     result = ended(begin(command, tmp_path, {"PYTHONPATH": str(ROOT)}), tmp_path, 500)
     assert result.status == 0, result.screen
     assert result.screen.count("displayed image/png") == 3
+    assert "displayed text/plain text/html <Config loss=cispo env=reverse-text" in result.screen
+    assert "displayed text/plain text/html <Run " in result.screen
     assert "3 steps, last reward" in result.screen
     evaluation, run = sorted((tmp_path / "outputs").iterdir())
     assert len(RunFolder(evaluation).evaluated.read_text().splitlines()) == 4

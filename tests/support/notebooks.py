@@ -29,8 +29,10 @@ async def execute(code: list[str]) -> None:
         if not isinstance(last, ast.Expr):
             before, last = [*before, last], ast.Expr(ast.Constant(None))
         exec(compile(ast.Module(before, []), "cell", "exec"), known)
-        shown = eval(compile(ast.Expression(last.value), "cell", "eval"), known)
-        bundle = getattr(shown, "_repr_mimebundle_", dict)() or {}
+        expression = ast.fix_missing_locations(ast.Expression(last.value))
+        shown = eval(compile(expression, "cell", "eval"), known)
+        shows = hasattr(shown, "_repr_mimebundle_")
+        bundle = shown._repr_mimebundle_(include=None, exclude=None) if shows else {}
         kinds = bundle[0] if isinstance(bundle, tuple) else bundle
         print("displayed", *kinds, repr(shown)[:200])  # noqa: T201
 

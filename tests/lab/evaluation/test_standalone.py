@@ -91,6 +91,21 @@ def test_the_table_contains_the_numbers():
     assert "0.000 ± 0.000" in lines
 
 
+@pytest.mark.parametrize(
+    ("rewards", "advice"),
+    [
+        ((0.0, 0.0), "pass@1 is 0.0%: before training on this, choose easier examples"),
+        ((1.0, 0.0), None),
+        ((1.0, 1.0), "pass@1 is 100.0%: before training on this, choose harder examples"),
+        ((None, None), None),
+    ],
+)
+def test_examples_that_are_too_hard_or_too_easy_for_training_are_named(rewards, advice):
+    text = " ".join(table(played(*map(rollout, rewards))).split())
+    assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
+    assert (advice or "") in text
+
+
 def test_every_row_of_the_table_has_its_number_in_its_unit():
     known = {"rewards": {"exact": 1.0}, "turns": 3, "tool_calls": 2, "tool_errors": 1}
     lines = table(

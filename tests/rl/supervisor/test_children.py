@@ -75,6 +75,14 @@ ENDS = {
         NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: SLEEP}, (StillWatching, None)),
     "a process ends too early": (
         NO_VLLM, {RANKS[0]: SLEEP, "rollouts": ["true"]}, (RunFailed, "rollouts ended with sta")),
+    "a process has no memory": (
+        NO_VLLM,
+        {RANKS[0]: SLEEP, "rollouts": ["sh", "-c", "echo CUDA out of memory; exit 1"]},
+        (RunFailed, r"lower inference\.args\.gpu_memory_utilization")),
+    "the kernel kills a process": (
+        NO_VLLM,
+        {RANKS[0]: ["sh", "-c", "kill -9 $$"]},
+        (RunFailed, r"memory ran out.*(?s:.*)lower trainer\.tokens_per_micro_batch")),
     "a disk is full": (NO_VLLM, {RANKS[0]: ["false"]}, (RunFailed, FULL)),
     "a server never answers": (
         VLLM, {RANKS[0]: SLEEP, "inference": SLEEP},

@@ -79,6 +79,14 @@ def test_an_allocation_that_fails_names_the_options_that_save_memory():
     assert "lower trainer.tokens_per_micro_batch" in message_of(caught.value)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [OSError(12, "Cannot allocate memory"), MemoryError(), RuntimeError("std::bad_alloc")],
+)
+def test_other_errors_of_a_process_without_memory_name_the_page(error):
+    assert "(docs/troubleshooting.md, memory)" in message_of(error)
+
+
 def test_too_many_open_files_name_the_limit():
     assert "ulimit -Hn" in message_of(OSError(24, "Too many open files"))
 

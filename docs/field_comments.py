@@ -1,0 +1,28 @@
+"""An extension of griffe: on the page docs/api.md the comments of fields are their descriptions."""
+
+from typing import Any
+
+import griffe
+
+
+class FieldComments(griffe.Extension):
+    """Adds a table of the fields to the docstring of each class that has fields."""
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Add the section "Attributes" to a class that has none."""
+        public = [a for name, a in cls.attributes.items() if name[0] != "_" and not a.docstring]
+        if public and cls.docstring and "Attributes:" not in cls.docstring.value:
+            fields = [f"    {a.name}: {_comment(a) or '-'}" for a in public]
+            cls.docstring.value += "\n".join(["\n\nAttributes:", *fields])
+
+
+def _comment(attribute: griffe.Attribute) -> str:
+    """Return the comment behind a field, else the comment lines above it."""
+    lines = attribute.lines_collection[attribute.filepath]
+    above = list[str]()
+    for line in reversed(lines[: (attribute.lineno or 1) - 1]):
+        if not line.lstrip().startswith("# "):
+            break
+        above.insert(0, line.strip().removeprefix("# "))
+    behind = lines[(attribute.endlineno or 1) - 1].partition("  # ")[2]
+    return behind or " ".join(above).removesuffix(":")

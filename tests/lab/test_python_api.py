@@ -1,0 +1,66 @@
+"""What a run, an evaluation and a configuration show in a notebook and in a terminal."""
+
+import math
+
+import pytest
+import yaml
+
+import offbyone
+from lab.evaluation.standalone import read_summary
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
+from tests.lab.evaluation.test_standalone import assistant, played, rollout, written
+
+
+def shown(value: object) -> dict[str, str]:
+    """Return what a notebook shows, by its kind."""
+    return value._repr_mimebundle_([], [])
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "mine")
+    metrics = MetricsFile(folder)
+    for step in range(4):
+        metrics.append(step, {"train/reward": step / 10, "time/step": 1.0})
+    metrics.close()
+    folder.config.write_text("max_steps: 9")
+    folder.overrides.write_text("overrides: ['loss=<grpo>\\e]0;x\\a']\nrun_name: mine")
+    return folder
+
+
+def test_a_run_shows_rewards_files_and_how_to_resume(folder):
+    run = offbyone.load_run(folder.path)
+    assert repr(run) == f"<Run {folder}: 4 steps, last reward 0.300>"
+    bundle = shown(run)
+    assert "0.050 (first 2) -> 0.250 (last 2)" in bundle["text/plain"]
+    assert "resume=true" in bundle["text/plain"]
+    assert "&lt;grpo&gt;" in bundle["text/html"]  # a name is no markup
+    assert "\x1b]" not in bundle["text/plain"]
+
+
+def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
+    folder = RunFolder(tmp_path)
+    written(tmp_path, played(rollout(0.25, assistant("a")), rollout(1.0, assistant("b"))))
+    folder.config.write_text("pass_threshold: 0.5")
+    run = offbyone.load_run(tmp_path)
+    assert repr(run) == f"<Run {tmp_path}: reward 0.625>"
+    text = shown(run)["text/plain"]
+    assert "pass@2" in text
+    assert "reward >= 0.5" in text
+
+
+def test_an_evaluation_without_a_score_has_no_number(tmp_path):
+    written(tmp_path, played(rollout(None)))
+    summary = read_summary(RunFolder(tmp_path))
+    assert summary is not None
+    assert math.isnan(summary.reward)
+    assert read_summary(RunFolder(tmp_path / "none")) is None
+
+
+def test_a_configuration_shows_its_overrides_in_a_line_and_all_values_as_yaml():
+    config = offbyone.compose(["loss=grpo", "max_steps=7"])
+    assert repr(config) == "<Config loss=grpo max_steps=7>"
+    text = shown(config)["text/plain"]
+    assert yaml.safe_load(text) == config.values
+    assert text.count("\n") < len(yaml.safe_dump(config.values).splitlines())
