@@ -17,7 +17,8 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
+    # operation: next_batch(step) | record_all(step) | publish(version) | evaluation(version) | state
+    what: str
     rank: int = 0
     step: int = 0
     shares_prefixes: bool = False  # for next_batch: whether the trainer shares equal prefixes

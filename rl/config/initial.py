@@ -4,9 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rl.config.facts import fact
+from rl.config.limits import value_of
 from rl.config.positions import ADAPTER
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
@@ -49,4 +53,24 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 "init_optimizer=true loads the optimizer of all weights, but an adapter trains "
                 "others: set init_optimizer=false, or use adapter=none"
+            )
+        elif config.get("init_optimizer") and found:
+            yield from _other_optimizer(config, RunFolder(found.parents[1]))
+
+
+def _other_optimizer(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
+    """Yield why DeepSpeed cannot load the optimizer state of the checkpoints of a run."""
+    try:
+        before = load_yaml(run_folder.read(run_folder.config))
+    except (OSError, yaml.YAMLError) as error:
+        yield f"init_optimizer=true needs {run_folder.config} ({error}): set it to false"
+        return
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]
+    for key in [*keys, "trainer.ranks"] if stage else keys:
+        now, then = value_of(config, key), value_of(before, key)
+        if now != then and not (key == "trainer.ranks" and now is None):
+            yield (
+                f"init_optimizer=true loads the optimizer of {run_folder} with {key}={then}, but "
+                f"{key}={now}: use {key}={then}, or init_optimizer=false"
             )

@@ -26,17 +26,22 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
+from rl.runtime.folder import DAMAGED
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, texts and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
-class _TensorFiles(TorchCheckpointEngine):
+class TensorFiles(TorchCheckpointEngine):
     """A class that reads and writes checkpoint files, and never runs code that a file contains."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if a class is not in _STATE_CLASSES."""
+        """Return the state in a file.
+
+        Raises:
+            ValueError: the file is damaged, or contains a class that is not in _STATE_CLASSES.
+        """
         try:
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
@@ -46,6 +51,9 @@ class _TensorFiles(TorchCheckpointEngine):
                 f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
                 "another person or of an older DeepSpeed may contain code: start a new run"
             ) from error
+        except Exception as error:  # torch raises many types
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(f"{path} is damaged ({why}): {DAMAGED}") from error
 
 
 def start_engine(
@@ -81,7 +89,7 @@ def start_engine(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
     # DeepSpeed's own reader runs any code that a file contains.
-    engine.checkpoint_engine = _TensorFiles(engine._config)
+    engine.checkpoint_engine = TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
         # Autograd sums the gradients of the micro-batches in grad_dtype, and float32 loses less. It

@@ -10,6 +10,7 @@ from rl.runtime.files import Inside, remove, write_whole
 from rl.runtime.given_files import inside, load_json
 from rl.runtime.private_folder import PrivateFolder
 
+DAMAGED = "delete its checkpoint to resume from an earlier one"  # the remedy
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 
 
@@ -192,12 +193,23 @@ class RunFolder:
         return step_of(complete[-1]) if complete else 0
 
     def resumed(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint for a resume, None for a new run."""
+        """Return the newest complete checkpoint for a resume, None for a new run.
+
+        Raises:
+            ValueError: the state file of this checkpoint is damaged.
+        """
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = load_json(self.read(self.state_of(complete[-1])))
-        return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
+        path = self.state_of(complete[-1])
+        try:
+            state = load_json(self.read(path))
+            point = ResumePoint(state["step"], complete[-1], state["rollouts"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error}): {DAMAGED}") from error
+        if type(point.step) is not int or not isinstance(point.rollouts, dict):
+            raise ValueError(f"{path} is damaged: {DAMAGED}")
+        return point
 
 
 def _in_new_folder(path: Path) -> Path:

@@ -253,6 +253,8 @@ class Player:
     ) -> StopReason:
         env, opening = start.env, start.opening
         prompt = start.prompt or await self._first_prompt(start)
+        if start.prefix:
+            start.prefix.check_first(prompt)
         while True:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT
