@@ -17,7 +17,8 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    # operation: next_batch(step) | record_all(step) | publish(version) | evaluation(version) | state
+    # The operation is next_batch or record_all of a step, publish or evaluation of a version, or
+    # state.
     what: str
     rank: int = 0
     step: int = 0

@@ -56,10 +56,8 @@ def main() -> int:
                 done["seconds"] += round(time.monotonic() - began, 2)
                 state.write_text(json.dumps(done))
     found = file.read_text().splitlines() if file.is_file() else []
-    print(  # noqa: T201
-        f"{chosen.reader}: {done['next']} cases with seed {chosen.seed} in {done['seconds']:.0f} s, "
-        f"{len(found)} findings"
-    )
+    what = f"{done['next']} cases with seed {chosen.seed} in {done['seconds']:.0f} s"
+    print(f"{chosen.reader}: {what}, {len(found)} findings")  # noqa: T201
     for line in found[:20]:
         print(line[:300])  # noqa: T201
     return bool(found)

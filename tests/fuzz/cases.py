@@ -99,7 +99,7 @@ def problem_of(reader: Reader, made: Any) -> str:
         reader.read(made)
     except reader.documented:
         pass
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 any other error is a finding
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
         return f"{type(error).__name__}: {str(error)[:200]} ({where})"

@@ -111,10 +111,10 @@ def run_piece(one: SoakRun, number: int, done: int, last: int, rng: Random, samp
     pauses = {done + rng.randint(length // 2, length - 1): victim for victim in victims}
     end_early = last - rng.randint(1, max(length // 10, 1)) if number % 2 else last + 1
     tail.read()
-    try:
-        # Read the screen in a thread, because the supervisor would wait if the pipe were full.
-        with ThreadPoolExecutor(1) as pool, samples.open("a") as file:
-            output = pool.submit(process.stdout.read)  # pyright: ignore[reportOptionalMemberAccess]
+    # Read the screen in a thread, because the supervisor would wait if the pipe were full.
+    with ThreadPoolExecutor(1) as pool, samples.open("a") as file:
+        output = pool.submit(process.stdout.read)  # pyright: ignore[reportOptionalMemberAccess]
+        try:
             while process.poll() is None:
                 time.sleep(0.05)
                 groups |= groups_below(process.pid) if step >= due else set()
@@ -137,9 +137,9 @@ def run_piece(one: SoakRun, number: int, done: int, last: int, rng: Random, samp
                 if step >= end_early:
                     end_early = last + 1
                     _signal(one.pid("rollouts"), signal.SIGKILL)
-            screen = output.result()
-    finally:
-        stop(process)
+        finally:
+            stop(process)
+        screen = output.result()
     if not wait_for(lambda: not alive(groups), 10):
         return f"left: {alive(groups)}"
     done = steps_done(read_metrics(one.folder))

@@ -226,6 +226,6 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
         hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
         problem = refused(tmp_path, "run_name=r", "env=gsm8k", HF_HUB_OFFLINE=offline, **hub)
     why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
-    assert f"the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
+    assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
     assert why in problem
     assert "use local files" in problem
