@@ -69,5 +69,12 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the record in `data`; `kind` is the record's type."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+    """Decode the record in `data`; `kind` is the record's type.
+
+    Raises:
+        msgspec.DecodeError: the data is not a record of this type.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(f"a text in the message is not UTF-8: {error}") from error

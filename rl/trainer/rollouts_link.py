@@ -140,7 +140,10 @@ class RolloutsLink:
                     link.publish(self._version, replicas)
 
     def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
+        try:
+            data = bytearray(count)
+        except (MemoryError, OverflowError) as error:
+            raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error
         view, offset = memoryview(data), 0
         while offset < count:
             received = self._socket.recv_into(view[offset:])

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, Self
 
 SECONDS = 1.0  # processor time of a case
-HANGS_S = 60  # seconds after which a case that uses no processor time ends the process
+HANGS_S = 1800  # seconds after which some cases, of which one hangs, end the process
 MORE_MIB = 200  # growth of the largest memory in a case
 ADDRESS_GIB = 4  # address space beyond that of the start
 
@@ -58,7 +58,6 @@ class Limits:
     def begin(self, number: int) -> None:
         """Start the clocks of a case."""
         self._running(number)
-        faulthandler.dump_traceback_later(HANGS_S, exit=True)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
 
     def end(self) -> None:
@@ -79,6 +78,7 @@ def findings(
     reader: Reader, name: str, seed: int, numbers: Iterable[int], limits: Limits
 ) -> Iterator[tuple[int, str]]:
     """Read these cases; yield the number and the problem of each that is a finding."""
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     for number in numbers:
         made = input_of(reader, name, seed, number)
         limits.begin(number)

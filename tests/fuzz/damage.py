@@ -60,8 +60,11 @@ def damaged(data: bytes, rng: Random) -> bytes:
     return data
 
 
-def changed_tree(tree: Any, rng: Random) -> Any:
-    """Return a copy of a tree of dicts and lists with one to three changes."""
+def changed_tree(tree: Any, rng: Random, *, deep: bool = True) -> Any:
+    """Return a copy of a tree of dicts and lists with one to three changes.
+
+    `deep`: some values may have up to 3,000 levels.
+    """
     tree = deepcopy(tree)
     for _ in range(rng.randint(1, 3)):
         places = list(_places(tree))
@@ -82,7 +85,7 @@ def changed_tree(tree: Any, rng: Random) -> Any:
             holder[rng.choice(("new", "_target_", "", "path", "a.b"))] = rng.choice(VALUES)
         elif kind == 5 and key == "_target_":
             holder[key] = rng.choice(TARGETS)
-        elif kind == 6 and rng.random() < 0.1:
+        elif kind == 6 and deep and rng.random() < 0.1:
             holder[key] = _nested(rng.choice((70, 500, 3000)))
             return tree  # a copy of a value that is so deep would exceed Python's stack
         else:

@@ -11,10 +11,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pyarrow as pa
-import torch
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from pyarrow import parquet
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 
 from envs.episode import Episode, Example
 from envs.tools import Toolbox, ToolError
@@ -23,22 +21,15 @@ from rl.config.schedules import split
 from rl.config.schema import ConfigError, Run
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
-from rl.learner.deepspeed_engine import TensorFiles
-from rl.learner.learner import saved_beta
-from rl.model.folder import shapes_of
 from rl.records import RankBatch
-from rl.rollouts.__main__ import dispatcher_state
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.sampling.chat import Prompt
 from rl.sampling.renderer_chat import RendererChat
-from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.fuzz.cases import Reader
 from tests.fuzz.damage import changed_tree, damaged
-from tests.rl.test_wire import batch
-from tests.support.composing import composed
 from tests.support.fuzz import texts, tokens
 from tests.support.scripted import HI, SAMPLER, tiny_renderer
 
@@ -69,6 +60,8 @@ COMPOSITIONS = (
 
 def config(folder: Path) -> Reader:
     """Return the check of a configuration, and its typed nodes."""
+    from tests.support.composing import composed
+
     bases = [composed(f"output_dir={folder}", *overrides) for overrides in COMPOSITIONS]
 
     def read(made: dict[str, Any]) -> None:
@@ -153,8 +146,8 @@ def token_files(folder: Path) -> Reader:
         columns = pa.table(parquet.read_table(pa.BufferReader(whole[path]))).to_pydict()
         while True:  # until pyarrow can write the table
             try:
-                table, sink = pa.table(changed_tree(columns, rng)), pa.BufferOutputStream()
-                parquet.write_table(table, sink)
+                sink = pa.BufferOutputStream()
+                parquet.write_table(pa.table(changed_tree(columns, rng, deep=False)), sink)
                 return path, sink.getvalue().to_pybytes()
             except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError):
                 continue
@@ -174,6 +167,16 @@ def token_files(folder: Path) -> Reader:
 
 def checkpoint(folder: Path) -> Reader:
     """Return the readers of the files of a checkpoint."""
+    # Imported here, because the import takes many seconds.
+    import torch
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from safetensors.torch import save_file
+
+    from rl.learner.deepspeed_engine import TensorFiles
+    from rl.learner.learner import saved_beta
+    from rl.model.folder import shapes_of
+    from rl.rollouts.__main__ import dispatcher_state
+
     run_folder = RunFolder(folder / "run")
     place = run_folder.checkpoint(4)
     (place / "hf").mkdir(parents=True)
@@ -217,11 +220,14 @@ def checkpoint(folder: Path) -> Reader:
 
     for path, content in whole.items():
         read((path, content))
-    return Reader(make, read, (ValueError,))
+    return Reader(make, read, (ValueError, SafetensorError))
 
 
 def wire(folder: Path) -> Reader:
     """Return the decoder of messages, and the trainer's end of the connection."""
+    from rl.trainer.rollouts_link import RolloutsLink
+    from tests.rl.test_wire import batch
+
     answer = Answer(value=msgspec.Raw(pack({"a": 1.0})))
     kinds: list[tuple[object, Any]] = [(batch(), RankBatch), (answer, Answer)]
     kinds += [(Call(what="publish", version=3, replicas={"inference": 1}), Call)]
