@@ -68,7 +68,7 @@ def pack(value: object) -> bytes:
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
+def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Decode the record in `data`; `kind` is the record's type.
 
     Raises:

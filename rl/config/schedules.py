@@ -26,6 +26,7 @@ SCHEDULED = (
     *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
     *("truncation.*", "advantage.*", "loss.*", "correction.*", "kl.beta", "entropy_bonus"),
 )
+_MOST_STEPS = 10_000_000  # steps at which a schedule is called, to find its extremes
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
@@ -56,7 +57,7 @@ def split(config: Config) -> dict[str, Any]:
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
-    config, steps = {**config, "schedules": nodes}, range(config["max_steps"] + 1)
+    config, steps = {**config, "schedules": nodes}, _steps(config)
     functions = Schedules.of(config).functions.items()
     return changed(
         config, {k: f(0) if k.startswith("env.") else max(map(f, steps)) for k, f in functions}
@@ -69,6 +70,12 @@ def joined(config: Config) -> dict[str, Any]:
     return changed(config, config.pop("schedules", None) or {})
 
 
+def _steps(config: Config) -> range:
+    """Return the steps of a run; only the first if max_steps is wrong, which check.py refuses."""
+    most = config["max_steps"]
+    return range(min(most, _MOST_STEPS) + 1 if type(most) is int and most > 0 else 1)
+
+
 def at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
 
@@ -77,7 +84,7 @@ def at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     config = split(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
-    steps = range(config["max_steps"] + 1) if functions else range(0)
+    steps = _steps(config) if functions else range(0)
     extremes = {extreme(steps, key=f) for f in functions for extreme in (min, max)}
     for step in sorted(extremes):
         yield f"at step {step}: ", changed(config, schedules.values(step))
@@ -142,5 +149,8 @@ def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)
     group, _, option = key.rpartition(".")
-    known = read(value_of(config, f"{group}._target_") or "rl.config.schema.Run").get(option)
+    known = None
+    with suppress(LookupError):  # check.py refuses a target that does not exist
+        target = value_of(config, f"{group}._target_") or "rl.config.schema.Run"
+        known = read(str(target)).get(option)
     return (lambda step: round(function(step))) if known and takes_only_int(known) else function

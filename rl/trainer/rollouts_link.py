@@ -5,6 +5,8 @@ import socket
 import time
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rl.records import RankBatch
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed
@@ -139,15 +141,14 @@ class RolloutsLink:
                 with link._socket:
                     link.publish(self._version, replicas)
 
-    def _read(self, count: int) -> bytearray:
-        try:
-            data = bytearray(count)
-        except (MemoryError, OverflowError) as error:
+    def _read(self, count: int) -> memoryview:
+        try:  # not bytearray, which would first fill the memory with zeros
+            view, offset = memoryview(np.empty(count, np.uint8)), 0
+        except (MemoryError, ValueError) as error:
             raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error
-        view, offset = memoryview(data), 0
         while offset < count:
             received = self._socket.recv_into(view[offset:])
             if received == 0:  # the rollouts process closed the connection
                 raise ConnectionError("end of file")
             offset += received
-        return data
+        return view
