@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ class LazyExamples(Sequence[Example]):
 
 def load_rows(source: str, path: str, **options: Any) -> Any:
     """Return `datasets.load_dataset(path, **options)`. Error messages name `source`."""
-    if "data_files" not in options:
-        require_reachable(path)
     try:
         import datasets
     except ImportError as error:
@@ -39,6 +36,8 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
             f"{source} needs the library `datasets`, which is not installed: run "
             "`pip install datasets`, or write JSON lines and use envs.datasets.JsonLines"
         ) from error
+    if "data_files" not in options:
+        require_reachable(path)
     try:
         return datasets.load_dataset(path, **options)
     except Exception as error:  # `datasets`, the hub and the network raise many error types.
@@ -55,18 +54,17 @@ def require_reachable(path: str) -> None:
     """
     if Path(path).expanduser().exists() or (problem := hub_problem()) is None:
         return
-    with suppress(ImportError):  # `load_rows` says how to install the library
-        from datasets.load import CachedDatasetModuleFactory
+    from datasets.load import CachedDatasetModuleFactory
 
-        try:
-            CachedDatasetModuleFactory(path).get_module()
-        except FileNotFoundError as error:
-            raise ValueError(
-                f"the data set {path} is neither a local folder nor in the cache, and cannot be "
-                f"fetched ({problem}): use local files (docs/environments.md), run once with a "
-                "network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that contains it "
-                "(HF_HUB_OFFLINE=1 sends no request)"
-            ) from error
+    try:
+        CachedDatasetModuleFactory(path).get_module()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"the data set {path} is neither a local folder nor in the cache, and cannot be "
+            f"fetched ({problem}): use local files (docs/environments.md), run once with a "
+            "network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that contains it "
+            "(HF_HUB_OFFLINE=1 sends no request)"
+        ) from error
 
 
 def hub_problem() -> str | None:

@@ -69,11 +69,7 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the record in `data`; `kind` is the record's type.
-
-    Raises:
-        msgspec.DecodeError: the data is not a record of this type.
-    """
+    """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
     except UnicodeDecodeError as error:

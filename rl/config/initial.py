@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl.config.facts import fact
 from rl.config.limits import value_of
 from rl.config.positions import ADAPTER
@@ -60,11 +58,7 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _other_optimizer(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
     """Yield why DeepSpeed cannot load the optimizer state of the checkpoints of a run."""
-    try:
-        before = load_yaml(run_folder.read(run_folder.config))
-    except (OSError, yaml.YAMLError) as error:
-        yield f"init_optimizer=true needs {run_folder.config} ({error}): set it to false"
-        return
+    before = load_yaml(run_folder.read(run_folder.config))
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]
     for key in [*keys, "trainer.ranks"] if stage else keys:

@@ -266,11 +266,6 @@ def whole_groups(config: Config) -> Iterator[str]:
         return
     rounds, size = 1, config["group_size"]
     if not fact(strategy["_target_"], "fixed_size", True):
-        if "max_rounds" not in strategy:
-            yield (
-                f"{loss} needs each group in one micro-batch, but {strategy['_target_']} does not "
-                "limit the size of a group: use strategy=independent"
-            )
         rounds = strategy.get("max_rounds", 1)
     if rounds * size * longest > limit:
         times = f"strategy.max_rounds={rounds} times " if rounds > 1 else ""

@@ -26,7 +26,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
-from rl.runtime.folder import DAMAGED
+from rl.runtime.folder import naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, texts and collections.
@@ -37,23 +37,16 @@ class TensorFiles(TorchCheckpointEngine):
     """A class that reads and writes checkpoint files, and never runs code that a file contains."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file.
-
-        Raises:
-            ValueError: the file is damaged, or contains a class that is not in _STATE_CLASSES.
-        """
-        try:
-            with safe_globals(_STATE_CLASSES):
+        """Return the state in a file. Raise ValueError for damage or a class of another kind."""
+        with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
+            try:
                 return torch.load(path, map_location=map_location, weights_only=True)
-        except UnpicklingError as error:
-            # PyTorch's message advises to allow the class, but the file may be another person's.
-            raise ValueError(
-                f"{path} is not loaded, because it is damaged or contains code. A checkpoint from "
-                "another person or of an older DeepSpeed may contain code: start a new run"
-            ) from error
-        except Exception as error:  # torch raises many types
-            why = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path} is damaged ({why}): {DAMAGED}") from error
+            except UnpicklingError as error:
+                # PyTorch's message advises to allow the class, but the file may be another's.
+                raise ValueError(
+                    "it is not loaded, because it may contain code, as a checkpoint from another "
+                    "person or of an older DeepSpeed may: start a new run"
+                ) from error
 
 
 def start_engine(

@@ -28,7 +28,7 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
-from rl.runtime.folder import DAMAGED, RunFolder
+from rl.runtime.folder import RunFolder, naming_damage
 from rl.runtime.given_files import load_json
 
 _STATE = "learner.json"
@@ -48,14 +48,6 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     if run.trainer.compile:
         compile_layers(model)
     return model.train()
-
-
-def saved_beta(folder: Path) -> float:
-    """Return the beta in a checkpoint. Raise ValueError if its file is damaged."""
-    try:
-        return float(load_json((folder / _STATE).read_bytes())["beta"])
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ValueError(f"{folder / _STATE} is damaged: {DAMAGED}") from error
 
 
 def _without_weights(batch: Batch) -> Batch:
@@ -188,4 +180,5 @@ class Learner:
         """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
-        self._beta = saved_beta(folder)
+        with naming_damage(folder / _STATE) as path:
+            self._beta = float(load_json(path.read_bytes())["beta"])

@@ -128,11 +128,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model in a folder cannot be trained.
-
-    It must be a causal language model whose weights are not quantised, with a row of its embedding
-    for each token.
-    """
+    """Raise ValueError if the model is no causal language model, or it cannot be trained."""
     config = read_object(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
@@ -152,8 +148,8 @@ def check_trainable(folder: Path) -> None:
     if size and (tokens := _tokens_from(folder, size)):
         raise ValueError(
             f"{folder} has the vocab_size {size}, but its tokenizer has tokens beyond it "
-            f"({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or resize the "
-            "embeddings with model.resize_token_embeddings and save the model again"
+            f"({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or resize its "
+            "embeddings"
         )
 
 
@@ -170,18 +166,18 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
     Special tokens that the chat template does not use are left out: the text models of Gemma 3 have
     no embedding for the tokens of images.
     """
-    if not (folder / "tokenizer.json").is_file():
-        return []
-    tokenizer = read_object(folder / "tokenizer.json")
-    known = (tokenizer.get("model") or {}).get("vocab") or {}
-    pairs = known.items() if isinstance(known, dict) else ((t[0], i) for i, t in enumerate(known))
-    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    used = str(read_object(config).get("chat_template")) if config.is_file() else ""
-    used += template.read_text(encoding="utf-8") if template.is_file() else ""
-    added = {token["content"]: token for token in tokenizer.get("added_tokens") or ()}
-    unused = {t for t, token in added.items() if token.get("special") and t not in used}
-    ids = {**dict(pairs), **{text: token["id"] for text, token in added.items()}}
-    return [text for text, id in ids.items() if id >= first and text not in unused]
+    paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    tokenizer, config = (read_object(path) if path.is_file() else {} for path in paths)
+    known = tokenizer.get("model", {}).get("vocab") or {}
+    ids = dict(known) if isinstance(known, dict) else {t[0]: i for i, t in enumerate(known)}
+    template = folder / "chat_template.jinja"
+    used = template.read_text(encoding="utf-8") if template.is_file() else ""
+    used += str(config.get("chat_template"))
+    for token in tokenizer.get("added_tokens", ()):
+        ids[token["content"]] = token["id"]
+        if token["special"] and token["content"] not in used:
+            del ids[token["content"]]
+    return [text for text, id in ids.items() if id >= first]
 
 
 def check_teacher(teacher: Path, policy: Path) -> None:

@@ -33,7 +33,7 @@ from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.devices import raise_open_files
 from rl.runtime.failure import reporting
-from rl.runtime.folder import DAMAGED, ResumePoint, RunFolder
+from rl.runtime.folder import ResumePoint, RunFolder, naming_damage
 from rl.runtime.network import LISTEN_VARIABLE
 from rl.runtime.status import Status
 from rl.runtime.stop_request import pass_on_signals
@@ -104,11 +104,10 @@ def _hinted_envs(
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
     """Return the state in a checkpoint, or that of a new run. Raise ValueError if it is damaged."""
-    try:
-        return msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState()
-    except msgspec.ValidationError as error:
-        path = RunFolder.state_of(start.folder) if start else ""
-        raise ValueError(f"{path} is damaged ({error}): {DAMAGED}") from error
+    if start is None:
+        return DispatcherState()
+    with naming_damage(RunFolder.state_of(start.folder)):
+        return msgspec.convert(start.rollouts, DispatcherState)
 
 
 async def main(run_folder: RunFolder) -> None:

@@ -164,10 +164,7 @@ class RolloutService:
         return [replace(share, record_ids=record_ids) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
-        """Write the sampled tokens of the newest batch, once for all ranks, unless they are there.
-
-        Return the record ids.
-        """
+        """Write the sampled tokens of the newest batch, once for all ranks. Return their ids."""
         everything, groups = TokenRecord(num_groups=None), self._groups
         if call.rank == 0 and self._record != everything:
             await asyncio.to_thread(everything.write, self._run_folder, call.step, groups)

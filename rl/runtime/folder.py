@@ -1,7 +1,8 @@
 """The paths of all files of a run. No other module contains these file names."""
 
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from rl.runtime.files import Inside, remove, write_whole
 from rl.runtime.given_files import inside, load_json
 from rl.runtime.private_folder import PrivateFolder
 
-DAMAGED = "delete its checkpoint to resume from an earlier one"  # the remedy
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 
 
@@ -193,23 +193,23 @@ class RunFolder:
         return step_of(complete[-1]) if complete else 0
 
     def resumed(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint for a resume, None for a new run.
-
-        Raises:
-            ValueError: the state file of this checkpoint is damaged.
-        """
+        """Return the newest complete checkpoint, or None. Raise ValueError if it is damaged."""
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        path = self.state_of(complete[-1])
-        try:
+        with naming_damage(self.state_of(complete[-1])) as path:
             state = load_json(self.read(path))
-            point = ResumePoint(state["step"], complete[-1], state["rollouts"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}): {DAMAGED}") from error
-        if type(point.step) is not int or not isinstance(point.rollouts, dict):
-            raise ValueError(f"{path} is damaged: {DAMAGED}")
-        return point
+            return ResumePoint(int(state["step"]), complete[-1], dict(state["rollouts"]))
+
+
+@contextmanager
+def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
+    """Turn an error in the block, which reads a file, into a ValueError that names the file."""
+    try:
+        yield path
+    except Exception as error:  # torch and msgspec have types of their own
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is damaged ({why}): {remedy}") from error
 
 
 def _in_new_folder(path: Path) -> Path:

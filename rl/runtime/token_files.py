@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, naming_damage
 from rl.runtime.given_files import inside
 
 log = logging.getLogger(__name__)
 
 # Values of these columns rarely repeat, so byte splitting compresses them better than a dictionary.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_KEYS = {"id": str, "row": int, "update": int}  # columns with one value per line
 _RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
 
 
@@ -103,6 +102,11 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
     Raises:
         ValueError: a file is damaged, or the files are of two runs.
     """
+    with naming_damage(run_folder.tokens_of(step, "*"), "delete the files of this step"):
+        return _read_rows(run_folder, step, id)
+
+
+def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[RecordedRow]:
     paths = run_folder.tokens.glob(run_folder.tokens_of(step, "trainer.rank*").name)
     trained: dict[tuple[str, int], list[tuple[Path, int, dict[str, Any]]]] = defaultdict(list)
     for path in sorted(paths):
@@ -110,10 +114,7 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
             trained[line.pop("id"), line.pop("row")].append((path, line.pop("update", 0), line))
     rows = []
     for sampled in _lines(run_folder, run_folder.tokens_of(step, "rollouts"), id):
-        key, mask = (sampled.pop("id"), sampled.pop("row")), sampled.get("mask")
-        if mask is None or mask.dtype != bool or {len(mask)} != set(map(len, sampled.values())):
-            path = run_folder.tokens_of(step, "rollouts")
-            raise ValueError(f"{path} has no mask for row {key[1]} of rollout {key[0]}: delete it")
+        key, mask = (sampled.pop("id"), sampled.pop("row")), sampled["mask"]
         for path, update, columns in trained.get(key, [(None, 0, {})]):
             by_token = {}
             for name, values in columns.items():
@@ -130,38 +131,21 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
-    """Read a token file, with lists as arrays; return no lines if the file does not exist.
-
-    Raise ValueError if the file is damaged, or is not a token file.
-    """
+    """Read a token file, with lists as arrays; return no lines if the file does not exist."""
     from pyarrow import parquet
 
     try:
         table = parquet.read_table(
             inside(path, run_folder.path), filters=[("id", "=", id)] if id else None
         )
-        return _lines_in(table)
     except FileNotFoundError:
         return []
-    except Exception as error:  # pyarrow raises many types
-        raise ValueError(f"{path} is damaged ({error}): delete it") from error
-
-
-def _lines_in(table: Any) -> list[dict[str, Any]]:
-    """Return the lines of a table. Raise ValueError if it is not the table of a token file."""
-    columns: dict[str, list[Any]] = {}
-    for name in map(str, table.column_names):
-        if kind := _KEYS.get(name):
-            values = table[name].to_pylist()
-            is_valid = all(type(value) is kind for value in values)
-        else:
-            values = [np.asarray(each.values) for each in table[name]]
-            is_valid = all(each.ndim == 1 and each.dtype.kind in "biuf" for each in values)
-        if not is_valid:
-            raise ValueError(f"the column {name} has values of a wrong type")
-        columns[_RENAMED.get(name, name)] = values
-    if not columns.keys() >= {"id", "row"}:
-        raise ValueError("it has no column id or no column row")
+    columns = {
+        _RENAMED.get(name, name): table[name].to_pylist()
+        if name in ("id", "row", "update")
+        else [np.asarray(values.values) for values in table[name]]
+        for name in map(str, table.column_names)
+    }
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

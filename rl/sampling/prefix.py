@@ -42,17 +42,6 @@ class Prefix:
         given = self.turns[number] if number < len(self.turns) else None
         return given if given and given.prompt_ids in ([], prompt.token_ids) else None
 
-    def check_first(self, prompt: Prompt) -> None:
-        """Raise ValueError if the prefix followed another first prompt.
-
-        The policy would sample all turns again, although the strategy gave a prefix.
-        """
-        if self.turns and self.turns[0].prompt_ids not in ([], prompt.token_ids):
-            raise ValueError(
-                "a prefix followed another first prompt, so the attempt cannot begin with it: give "
-                "play_one the example and the hint with which the prefix was sampled"
-            )
-
 
 Given = Prefix | Sequence[int] | str
 

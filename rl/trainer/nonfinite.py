@@ -28,19 +28,14 @@ class NonFiniteSteps:
         if not skipped:
             return
         record.write_all(self._run_folder, self._rank, rollouts.record_all(step))
-        kept = (
-            f"the tokens of step {step} are kept in {self._run_folder.tokens}, and `python "
-            f"compare_losses.py {self._run_folder} steps={step} loss=<another>` reads them"
+        said = (
+            f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
+            f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "
+            "optim.learning_rate. In a custom loss, check divisors and arguments of logarithms "
+            f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept: python "
+            f"compare_losses.py {self._run_folder} steps={step} loss=<another>"
         )
         if self._in_a_row >= self._most:
-            raise RunFailed(
-                f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or "
-                "infinite (trainer.max_nonfinite_steps). Lower optim.learning_rate. In a custom "
-                "loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
-                f"instability): {kept}"
-            )
+            raise RunFailed(said)
         if self._rank == 0:
-            log.warning(
-                "the loss or the gradient was NaN or infinite, so the step changed no weight: %s",
-                kept,
-            )
+            log.warning("%s", said)

@@ -94,10 +94,7 @@ class RolloutsLink:
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def record_all(self, step: int) -> tuple[str, ...]:
-        """Let the rollouts process record the tokens of a step's whole batch.
-
-        Return the record id of each rollout of the batch.
-        """
+        """Record the tokens of a step's whole batch. Return the record id of each rollout."""
         call = Call(what="record_all", rank=self._rank, step=step)
         return tuple(self._call(call, list, self._no_answer))
 

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -173,7 +174,7 @@ def checkpoint(folder: Path) -> Reader:
     from safetensors.torch import save_file
 
     from rl.learner.deepspeed_engine import TensorFiles
-    from rl.learner.learner import saved_beta
+    from rl.learner.learner import Learner
     from rl.model.folder import shapes_of
     from rl.rollouts.__main__ import dispatcher_state
 
@@ -193,9 +194,10 @@ def checkpoint(folder: Path) -> Reader:
     save_file(weights, place / "hf" / "model.safetensors")
     whole = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     files = TensorFiles(None)
+    without_parts: Any = SimpleNamespace(policy=None, _critic=None, _reference=None)
     readers: dict[str, Callable[[Path], object]] = {
         "state.json": lambda _: dispatcher_state(run_folder.resumed()),
-        "learner.json": lambda path: saved_beta(path.parent),
+        "learner.json": lambda path: Learner.load(without_parts, path.parent),
         "mp_rank_00_model_states.pt": lambda path: files.load(str(path), "cpu"),
         "model.safetensors": lambda path: shapes_of(path),
     }
