@@ -227,14 +227,15 @@ def checkpoint(folder: Path) -> Reader:
 
 def wire(folder: Path) -> Reader:
     """Return the decoder of messages, and the trainer's end of the connection."""
-    from rl.trainer.rollouts_link import RolloutsLink
+    from rl.trainer import rollouts_link
     from tests.rl.test_wire import batch
 
+    rollouts_link._REPORT_DELAY_S = 0.0  # otherwise each closed connection takes a second
     answer = Answer(value=msgspec.Raw(pack({"a": 1.0})))
     kinds: list[tuple[object, Any]] = [(batch(), RankBatch), (answer, Answer)]
     kinds += [(Call(what="publish", version=3, replicas={"inference": 1}), Call)]
     whole = [(pack(value), kind) for value, kind in kinds]
-    link = RolloutsLink(RunFolder(folder), 0)
+    link = rollouts_link.RolloutsLink(RunFolder(folder), 0)
 
     def make(rng: Random) -> tuple[bytes, Any]:
         data, kind = rng.choice(whole)
