@@ -199,7 +199,7 @@ class RunFolder:
             return None
         with naming_damage(self.state_of(complete[-1])) as path:
             state = load_json(self.read(path))
-            return ResumePoint(int(state["step"]), complete[-1], dict(state["rollouts"]))
+            return ResumePoint(int(state["step"]), complete[-1], {**state["rollouts"]})
 
 
 @contextmanager

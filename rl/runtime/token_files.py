@@ -135,17 +135,17 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(
-            inside(path, run_folder.path), filters=[("id", "=", id)] if id else None
-        )
+        source = inside(path, run_folder.path)
     except FileNotFoundError:
         return []
-    columns = {
-        _RENAMED.get(name, name): table[name].to_pylist()
-        if name in ("id", "row", "update")
-        else [np.asarray(values.values) for values in table[name]]
-        for name in map(str, table.column_names)
-    }
+    with naming_damage(path, "delete it"):
+        table = parquet.read_table(source, filters=[("id", "=", id)] if id else None)
+        columns = {
+            _RENAMED.get(name, name): table[name].to_pylist()
+            if name in ("id", "row", "update")
+            else [np.asarray(values.values) for values in table[name]]
+            for name in map(str, table.column_names)
+        }
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

@@ -118,9 +118,9 @@ def test_a_token_file_that_is_damaged_or_of_another_kind_is_named(tmp_path):
     ]
     for other in others:
         parquet.write_table(other, path)
-        with pytest.raises(ValueError, match=r"step_000005\.rollouts\.parquet (is damaged|has no)"):
+        with pytest.raises(ValueError, match=r"step_000005\.\*\.parquet is damaged .*: delete the"):
             read_rows(folder, 5)
     for content in (whole[:-20], whole[20:], whole.replace(b"mask", b"m\xff\xfek")):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"step_000005\.rollouts\.parquet (is damaged|has no)"):
+        with pytest.raises(ValueError, match=r"step_000005\.rollouts\.parquet is damaged"):
             read_rows(folder, 5)
