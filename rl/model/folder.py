@@ -42,7 +42,7 @@ def listed_files(folder: Path) -> set[str] | None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
-    files = read_object(index).get("weight_map")
+    files = json_of(index).get("weight_map")
     if not isinstance(files, dict):
         raise ValueError(f"{index} has no weight_map: download it again")
     return set(files.values())
@@ -116,7 +116,7 @@ def linear_layers(model: Path) -> list[str]:
     return sorted(name for name in names if "embed" not in name)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     """Return the JSON object in a model's file. Raise ValueError if the file has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -129,7 +129,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def check_trainable(folder: Path) -> None:
     """Raise ValueError if the model is no causal language model, or it cannot be trained."""
-    config = read_object(folder / "config.json")
+    config = json_of(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
     if config.get("is_encoder_decoder") or wrong:
@@ -155,7 +155,7 @@ def check_trainable(folder: Path) -> None:
 
 def vocabulary_of(folder: Path) -> int | None:
     """Return the number of logits of the model in a folder, or None if config.json lacks it."""
-    config = read_object(folder / "config.json")
+    config = json_of(folder / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
     return size if isinstance(size, int) else None
 
@@ -167,7 +167,7 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
     no embedding for the tokens of images.
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
-    tokenizer, config = (read_object(path) if path.is_file() else {} for path in paths)
+    tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
     known = tokenizer.get("model", {}).get("vocab") or {}
     ids = dict(known) if isinstance(known, dict) else {t[0]: i for i, t in enumerate(known)}
     template = folder / "chat_template.jinja"
@@ -182,7 +182,7 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 def check_teacher(teacher: Path, policy: Path) -> None:
     """Raise ValueError if a reference model cannot score every token of the policy."""
-    tokenizers = [read_object(folder / "tokenizer.json") for folder in (teacher, policy)]
+    tokenizers = [json_of(folder / "tokenizer.json") for folder in (teacher, policy)]
     if any(tokenizers[0].get(key) != tokenizers[1].get(key) for key in ("model", "added_tokens")):
         raise ValueError(
             f"reference.path={teacher} has another tokenizer than the policy, so it cannot "

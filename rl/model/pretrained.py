@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
 from envs.loading import hub_problem
 from rl.config.annotations import Node
 from rl.config.positions import positions_of
-from rl.model.folder import damaged_weights, links_outside, missing_weights, read_object
+from rl.model.folder import damaged_weights, json_of, links_outside, missing_weights
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -129,7 +129,7 @@ def check_files(folder: Path) -> None:
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
-        read_object(folder / name)
+        json_of(folder / name)
     missing = missing_weights(folder)
     if missing:
         raise ValueError(

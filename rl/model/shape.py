@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import listed_files, read_object, shapes_of, weight_files
+from rl.model.folder import json_of, listed_files, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -76,7 +76,7 @@ def bytes_of(dtype: str) -> int:
 
 def shape_of(folder: Path) -> Shape | None:
     """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
-    config = read_object(folder / "config.json")
+    config = json_of(folder / "config.json")
     listed = listed_files(folder)  # count only these files, because others may repeat the weights
     counted = sum(
         math.prod(size)
