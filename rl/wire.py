@@ -72,5 +72,5 @@ def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"a text in the message is not UTF-8: {error}") from error
+    except (UnicodeDecodeError, SyntaxError) as error:  # of a text, of a numpy dtype
+        raise msgspec.DecodeError(f"the message is damaged: {error}") from error

@@ -14,12 +14,13 @@ from envs.episode import Episode, Example
 from envs.tools import Toolbox
 from rl.config.check import check
 from rl.config.schema import ConfigError
+from rl.records import RankBatch
 from rl.rollouts.__main__ import dispatcher_state
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.trainer.rollouts_link import RolloutsLink
-from rl.wire import HEADER, Call, unpack
+from rl.wire import HEADER, Call, pack, unpack
 from tests.fuzz.cases import Limits, findings
 from tests.fuzz.readers import READERS, look
 from tests.support.composing import composed
@@ -67,9 +68,13 @@ def test_a_tool_name_that_is_no_text_is_an_answer_for_the_policy():
     assert answer["content"].startswith("Error: there is no tool with a list as name.")
 
 
-def test_a_message_with_a_text_that_is_not_utf8_is_a_decode_error():
-    with pytest.raises(msgspec.DecodeError, match="is not UTF-8"):
+def test_a_message_with_a_text_that_is_not_utf8_or_a_wrong_dtype_is_a_decode_error():
+    with pytest.raises(msgspec.DecodeError, match="is damaged: 'utf-8'"):
         unpack(b"\x81\xa4what\xa1\xff", Call)
+    array = ["9" * 5000, [0], b""]
+    message = pack({"step": 0, "micro_batches": [], "rewards": array})
+    with pytest.raises(msgspec.DecodeError, match="is damaged: Exceeds the limit"):
+        unpack(message, RankBatch)
 
 
 @pytest.mark.parametrize("count", [2**62, 2**64 - 1])
