@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from rl.runtime.files import write_whole
 from tests.fuzz.cases import Limits, findings, input_of, problem_of
 from tests.fuzz.readers import READERS
 
@@ -46,7 +47,9 @@ def main() -> int:
         if (ended := done.pop("running", None)) is not None:
             done["next"] = ended + 1
             note(file, ended, "the process ended or hung")
-        with Limits(lambda number: state.write_text(json.dumps({**done, "running": number}))) as it:
+        with Limits(
+            lambda number: write_whole(state, json.dumps({**done, "running": number}))
+        ) as it:
             while done["next"] < chosen.cases:
                 began, first = time.monotonic(), done["next"]
                 numbers = range(first, min(first + PIECE, chosen.cases))
@@ -54,7 +57,7 @@ def main() -> int:
                     note(file, number, problem)
                 done["next"] = numbers.stop
                 done["seconds"] += round(time.monotonic() - began, 2)
-                state.write_text(json.dumps(done))
+                write_whole(state, json.dumps(done))
     found = file.read_text().splitlines() if file.is_file() else []
     what = f"{done['next']} cases with seed {chosen.seed} in {done['seconds']:.0f} s"
     print(f"{chosen.reader}: {what}, {len(found)} findings")  # noqa: T201
