@@ -81,6 +81,10 @@ class Composed(Environment):
                 "only after a tool call: set max_turns=1 without tools, at least 2 with tools"
             )
 
+    def check_machine(self) -> None:
+        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+            self._dataset.check()
+
     def examples(self, split: Split) -> Sequence[Example]:
         """Return the data set's examples. Create the shared objects, so that no episode waits."""
         _ = self._objects.shared

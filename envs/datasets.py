@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from envs.episode import Example, Split
-from envs.loading import LazyExamples, load_rows, read_json_lines
+from envs.loading import LazyExamples, load_rows, read_json_lines, require_reachable
 from envs.messages import user
 from envs.options import check_at_least
 
@@ -43,6 +43,9 @@ class Dataset:
     def load(self) -> dict[str, Rows]:
         """Return split -> rows: "train", and "eval" if the data set has an eval split."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise ValueError if the rows cannot be read. A run calls this before it starts."""
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
         """Return the split's examples for the environment `env`, in the order of the rows.
@@ -121,6 +124,10 @@ class JsonLines(Dataset):
 
     eval_path: str | None
 
+    def check(self) -> None:
+        for rows in self.load().values():
+            self._check(rows)
+
     def load(self) -> dict[str, Rows]:
         return {key: [row for _, row in read_json_lines(p)] for key, p in self._paths.items()}
 
@@ -137,6 +144,9 @@ class Files(JsonLines):
 
     format: Literal["parquet", "csv"]
 
+    def check(self) -> None:
+        """Check nothing, because `datasets` first converts the files, which may take minutes."""
+
     def load(self) -> dict[str, Rows]:
         files = {split: str(path) for split, path in self._paths.items()}
         return dict(load_rows(self.path, self.format, data_files=files))
@@ -150,6 +160,9 @@ class Hub(Dataset):
     split: str  # name of the training split, such as train or train[:90%]
     eval_split: str | None
     revision: str | None  # branch, tag or commit; None: the newest commit
+
+    def check(self) -> None:
+        require_reachable(self.path)
 
     def load(self) -> dict[str, Rows]:
         where = {"name": self.config, "revision": self.revision}

@@ -36,6 +36,8 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
             f"{source} needs the library `datasets`, which is not installed: run "
             "`pip install datasets`, or write JSON lines and use envs.datasets.JsonLines"
         ) from error
+    if "data_files" not in options:
+        require_reachable(path)
     try:
         return datasets.load_dataset(path, **options)
     except Exception as error:  # `datasets`, the hub and the network raise many error types.
@@ -43,6 +45,43 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
         raise ValueError(
             f"{source} cannot be loaded ({reason}): check its name and splits, and the network"
         ) from error
+
+
+def require_reachable(path: str) -> None:
+    """Raise ValueError if a data set must come from the hub, and the hub does not answer.
+
+    The library `datasets` would retry for half a minute.
+    """
+    if Path(path).expanduser().exists() or (problem := hub_problem()) is None:
+        return
+    from datasets.load import CachedDatasetModuleFactory
+
+    try:
+        CachedDatasetModuleFactory(path).get_module()
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"the data set {path} is neither a local folder nor in the cache, and cannot be "
+            f"fetched ({problem}): use local files (docs/environments.md), run once with a "
+            "network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that contains it "
+            "(HF_HUB_OFFLINE=1 sends no request)"
+        ) from error
+
+
+def hub_problem() -> str | None:
+    """Return why the hub cannot be reached, or None if it answers, even with an HTTP error.
+
+    huggingface_hub itself retries for half a minute, and waits forever if a connection hangs.
+    """
+    import httpx  # imported here, because most runs need no hub
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    try:
+        httpx.head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"{constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
+    return None
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -58,7 +97,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 place = f"line {number} is not JSON at character {error.colno}"
-                raise ValueError(f"{path}, {place}: {error.msg}") from error
+                raise ValueError(f"{path}, {place}: {error.msg}: correct this line") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is not a JSON object: correct this line")
             yield number, row

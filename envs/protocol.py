@@ -137,8 +137,9 @@ class Environment:
         return with_system_prompt(messages, self.system_prompt)
 
     def check_machine(self) -> None:
-        """Raise ValueError if this machine cannot run the environment. The default checks nothing.
+        """Raise ValueError if this machine cannot run the environment, or its data cannot be read.
 
+        The default checks nothing.
         A run calls this method once, before it starts any process. The check may take a second and
         must end every process that it starts.
         """

@@ -172,7 +172,8 @@ class Toolbox:
         name, arguments = tool_call["function"]["name"], tool_call["function"]["arguments"]
         tool = self._tools.get(name) if isinstance(name, str) else None
         if tool is None:
-            raise ToolError(f"there is no tool {name!r}. {self._list_of_tools}")
+            shown = repr(name) if isinstance(name, str) else f"with a {type(name).__name__} as name"
+            raise ToolError(f"there is no tool {shown}. {self._list_of_tools}")
         try:
             is_text = isinstance(arguments, str)
             arguments = parse_json(arguments or "{}") if is_text else clean_json(arguments)

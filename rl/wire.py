@@ -17,7 +17,9 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    what: str  # operation: next_batch(step) | publish(version) | evaluation(version) | state
+    # The operation is next_batch or record_all of a step, publish or evaluation of a version, or
+    # state.
+    what: str
     rank: int = 0
     step: int = 0
     shares_prefixes: bool = False  # for next_batch: whether the trainer shares equal prefixes
@@ -66,6 +68,9 @@ def pack(value: object) -> bytes:
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the record in `data`; `kind` is the record's type."""
-    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+    """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+    except (UnicodeDecodeError, SyntaxError) as error:  # of a text, of a numpy dtype
+        raise msgspec.DecodeError(f"the message is damaged: {error}") from error

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "rl.dry_call": "rl.records rl.config rl.runtime rl.rollouts rl.sampling envs losses",
     "rl.terminal": "rl.runtime",
     "rl.cluster": "rl.runtime",
-    "rl.model": "rl.config",
+    "rl.model": "rl.config envs",
     "rl.placement": "rl.config rl.runtime rl.model",
     "rl.inference": "rl.config rl.runtime rl.model",
     "rl.sampling": "rl.records rl.config rl.model rl.inference envs losses",

@@ -19,6 +19,10 @@ class DataQuestions(Questions):
     def __init__(self, *, dataset: Dataset) -> None:
         self._dataset = dataset
 
+    def check(self) -> None:
+        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+            self._dataset.check()
+
     def load(self, split: Split) -> Sequence[Question]:
         return self._splits[split]
 

@@ -39,6 +39,7 @@ class Maths(Environment):
 
     def check_machine(self) -> None:
         self.grader.check_machine()
+        self.questions.check()
 
     async def score(self, episode: Episode) -> dict[str, float]:
         r"""Return three rewards, each 0 or 1.

@@ -28,6 +28,9 @@ class Question:
 class Questions:
     """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
+    def check(self) -> None:
+        """Raise ValueError if the questions cannot be read. A run calls this before it starts."""
+
     def load(self, split: Split) -> Sequence[Question]:
         """Return all questions of a split, in an order that does not change between runs."""
         raise NotImplementedError

@@ -139,7 +139,7 @@ def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> 
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
-    gaps = (tokens.own - tokens.base).abs()
+    gaps = (tokens.own - tokens.base).abs().fillna(float("inf"))  # first those that are NaN
     for token in tokens.loc[gaps.nlargest(count).index].itertuples():
         where = (token.step, token.rollout, token.turn, token.at, printable(repr(token.text)))
         numbers = (token.ratio, token.advantage, token.base, token.own)

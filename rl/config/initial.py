@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.facts import fact
+from rl.config.limits import value_of
 from rl.config.positions import ADAPTER
 from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
@@ -49,4 +51,20 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 "init_optimizer=true loads the optimizer of all weights, but this run trains an "
                 "adapter: set init_optimizer=false, or use adapter=none"
+            )
+        elif config.get("init_optimizer") and found:
+            yield from _other_optimizer(config, RunFolder(found.parents[1]))
+
+
+def _other_optimizer(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
+    """Yield why DeepSpeed cannot load the optimizer state of the checkpoints of a run."""
+    before = load_yaml(run_folder.read(run_folder.config))
+    stage = value_of(config, "deepspeed.zero_optimization.stage")
+    keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]
+    for key in [*keys, "trainer.ranks"] if stage else keys:
+        now, then = value_of(config, key), value_of(before, key)
+        if now != then and not (key == "trainer.ranks" and now is None):
+            yield (
+                f"init_optimizer=true loads the optimizer of {run_folder} with {key}={then}, but "
+                f"{key}={now}: use {key}={then}, or init_optimizer=false"
             )

@@ -25,7 +25,7 @@ def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     """Yield a message if the first option of the target's ORDERED is not below the second."""
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
-    if bottom is not None and top is not None and bottom >= top:
+    if isinstance(bottom, int | float) and isinstance(top, int | float) and bottom >= top:
         yield f"{path}.{low}={bottom} is not below {path}.{high}={top}: change one of the two"
 
 

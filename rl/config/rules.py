@@ -160,12 +160,19 @@ def data_file_problems(config: Config) -> Iterator[str]:
 def micro_batch_problems(config: Config) -> Iterator[str]:
     """Refuse a loss that compares rollouts if a group could exceed one micro-batch."""
     loss, limit = config["loss"]["_target_"], config["trainer"]["tokens_per_micro_batch"]
-    size, longest = config["group_size"], config["max_seq_len"]
-    if fact(loss, "whole_groups", False) and size * longest > limit:
+    strategy, longest = config["strategy"], config["max_seq_len"]
+    if not fact(loss, "whole_groups", False):
+        return
+    rounds, size = 1, config["group_size"]
+    if not fact(strategy["_target_"], "fixed_size", True):
+        rounds = strategy.get("max_rounds", 1)
+    if rounds * size * longest > limit:
+        times = f"strategy.max_rounds={rounds} times " if rounds > 1 else ""
         yield (
-            f"{loss} needs each group in one micro-batch, but group_size={size} rollouts of up to "
-            f"max_seq_len={longest} tokens exceed trainer.tokens_per_micro_batch={limit}: set "
-            f"trainer.tokens_per_micro_batch={size * longest}, or lower group_size or max_seq_len"
+            f"{loss} needs each group in one micro-batch, but {times}group_size={size} rollouts of "
+            f"up to max_seq_len={longest} tokens exceed trainer.tokens_per_micro_batch={limit}: "
+            f"set trainer.tokens_per_micro_batch={rounds * size * longest}, or lower group_size or "
+            "max_seq_len"
         )
 
 

@@ -24,6 +24,7 @@ SCHEDULED = (
     *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
     *("truncation.*", "advantage.*", "loss.*", "correction.*", "kl.beta", "entropy_bonus"),
 )
+_MOST_STEPS = 10_000_000  # steps at which a schedule is called, to find its extremes
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
@@ -54,7 +55,7 @@ def split_schedules(config: Config) -> dict[str, Any]:
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
-    config, steps = {**config, "schedules": nodes}, range(config["max_steps"] + 1)
+    config, steps = {**config, "schedules": nodes}, _steps(config)
     functions = Schedules.of(config).functions.items()
     return with_values(
         config, {k: f(0) if k.startswith("env.") else max(map(f, steps)) for k, f in functions}
@@ -67,6 +68,12 @@ def join_schedules(config: Config) -> dict[str, Any]:
     return with_values(config, config.pop("schedules", None) or {})
 
 
+def _steps(config: Config) -> range:
+    """Return the steps of a run; only the first if max_steps is wrong, which check.py refuses."""
+    most = config["max_steps"]
+    return range(min(most, _MOST_STEPS) + 1 if type(most) is int and most > 0 else 1)
+
+
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
 
@@ -75,7 +82,7 @@ def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
-    steps = range(config["max_steps"] + 1) if functions else range(0)
+    steps = _steps(config) if functions else range(0)
     extremes = {extreme(steps, key=f) for f in functions for extreme in (min, max)}
     for step in sorted(extremes):
         yield f"at step {step}: ", with_values(config, schedules.values(step))
@@ -140,5 +147,8 @@ def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)
     group, _, option = key.rpartition(".")
-    known = options_of(value_of(config, f"{group}._target_") or "rl.config.schema.Run").get(option)
+    known = None
+    with suppress(LookupError):  # check.py refuses a target that does not exist
+        target = value_of(config, f"{group}._target_") or "rl.config.schema.Run"
+        known = options_of(str(target)).get(option)
     return (lambda step: round(function(step))) if known and takes_only_int(known) else function

@@ -48,14 +48,14 @@ class ConfigError(ValueError):
 
 @contextmanager
 def as_config_error() -> Iterator[None]:
-    """Convert a ValueError, an OSError or a SyntaxError of the block to a ConfigError."""
+    """Convert a ValueError, OSError, SyntaxError or RecursionError to a ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except SyntaxError as error:
         raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:  # Recursion: nested too deeply
         raise ConfigError([str(error)]) from error
 
 

@@ -26,26 +26,27 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import keep_weight_gradients
+from rl.runtime.folder import naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
-class _TensorFiles(TorchCheckpointEngine):
+class TensorFiles(TorchCheckpointEngine):
     """A checkpoint engine of DeepSpeed that never runs code contained in a checkpoint file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if a class is not in _STATE_CLASSES."""
-        try:
-            with safe_globals(_STATE_CLASSES):
+        """Return the state in a file. Raise ValueError for damage or a class of another kind."""
+        with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
+            try:
                 return torch.load(path, map_location=map_location, weights_only=True)
-        except UnpicklingError as error:
-            # Replace PyTorch's message, which advises to allow the class, but it may be malicious.
-            raise ValueError(
-                f"{path} is not loaded, because it is damaged or contains code, as a checkpoint "
-                "from another person or of an older DeepSpeed may: start a new run"
-            ) from error
+            except UnpicklingError as error:
+                # PyTorch's message advises to allow the class, but the file may be another's.
+                raise ValueError(
+                    "it is not loaded, because it may contain code, as a checkpoint from another "
+                    "person or of an older DeepSpeed may: start a new run"
+                ) from error
 
 
 def start_engine(
@@ -81,7 +82,7 @@ def start_engine(
         model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
     )
     # DeepSpeed's own checkpoint engine runs any code that a file contains.
-    engine.checkpoint_engine = _TensorFiles(engine._config)
+    engine.checkpoint_engine = TensorFiles(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
         # Autograd sums the gradients of the micro-batches in grad_dtype. Float32 sums need no more

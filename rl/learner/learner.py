@@ -28,7 +28,7 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, load_model, recompute_layers
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, naming_damage
 from rl.runtime.given_files import load_json
 
 _STATE = "learner.json"
@@ -180,4 +180,5 @@ class Learner:
         """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
-        self._beta = load_json((folder / _STATE).read_bytes())["beta"]
+        with naming_damage(folder / _STATE) as path:
+            self._beta = float(load_json(path.read_bytes())["beta"])

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from safetensors import SafetensorError, safe_open
@@ -41,7 +42,10 @@ def files_in_index(folder: Path) -> set[str] | None:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return None
-    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    files = json_of(index).get("weight_map")
+    if not isinstance(files, dict):
+        raise ValueError(f"{index} has no weight_map: download it again")
+    return set(files.values())
 
 
 def missing_weight_file(folder: Path) -> str | None:
@@ -112,9 +116,20 @@ def linear_layers(model: Path) -> list[str]:
     return sorted(name for name in names if "embed" not in name)
 
 
+def json_of(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a model's file. Raise ValueError if the file has none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({error}): download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} contains no JSON object: download it again")
+    return content
+
+
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model is not a causal language model or its weights are quantised."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    """Raise ValueError if the model is no causal language model, or it cannot be trained."""
+    config = json_of(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
     if config.get("is_encoder_decoder") or wrong:
@@ -128,4 +143,56 @@ def check_trainable(folder: Path) -> None:
         raise ValueError(
             f"{folder} contains quantised weights ({how}), which cannot be trained: choose the "
             "bfloat16 model that was quantised"
+        )
+    size = vocabulary_of(folder)
+    if size and (tokens := _tokens_from(folder, size)):
+        raise ValueError(
+            f"{folder} has the vocab_size {size}, but its tokenizer has tokens beyond it "
+            f"({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or resize its "
+            "embeddings"
+        )
+
+
+def vocabulary_of(folder: Path) -> int | None:
+    """Return the number of logits of the model in a folder, or None if config.json lacks it."""
+    config = json_of(folder / "config.json")
+    size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def _tokens_from(folder: Path, first: int) -> list[str]:
+    """Return the tokens with ids from `first` on that a tokenizer may produce.
+
+    Special tokens that the chat template does not use are left out: the text models of Gemma 3 have
+    no embedding for the tokens of images.
+    """
+    paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
+    known = tokenizer.get("model", {}).get("vocab") or {}
+    ids = dict(known) if isinstance(known, dict) else {t[0]: i for i, t in enumerate(known)}
+    template = folder / "chat_template.jinja"
+    used = template.read_text(encoding="utf-8") if template.is_file() else ""
+    used += str(config.get("chat_template"))
+    for token in tokenizer.get("added_tokens", ()):
+        ids[token["content"]] = token["id"]
+        if token["special"] and token["content"] not in used:
+            del ids[token["content"]]
+    return [text for text, id in ids.items() if id >= first]
+
+
+def check_teacher(teacher: Path, policy: Path) -> None:
+    """Raise ValueError if a reference model cannot score every token of the policy."""
+    tokenizers = [json_of(folder / "tokenizer.json") for folder in (teacher, policy)]
+    if any(tokenizers[0].get(key) != tokenizers[1].get(key) for key in ("model", "added_tokens")):
+        raise ValueError(
+            f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
+            "score the policy's tokens: choose a teacher of the policy's model family, or "
+            "train on the teacher's text with loss=sft sampler=transcripts"
+        )
+    known, needed = vocabulary_of(teacher), vocabulary_of(policy)
+    if known and needed and known < needed:
+        raise ValueError(
+            f"reference.path={teacher} has {known} logits, fewer than the {needed} of the policy, "
+            "which may sample a token that the teacher does not know: choose a teacher with a "
+            f"vocab_size of at least {needed}"
         )

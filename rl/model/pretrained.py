@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-from huggingface_hub import constants, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -19,9 +18,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from envs.loading import hub_problem
 from rl.config.annotations import Node
 from rl.config.positions import positions_of
-from rl.model.folder import damaged_weight_file, links_outside, missing_weight_file
+from rl.model.folder import damaged_weight_file, json_of, links_outside, missing_weight_file
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -82,7 +82,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
             "tokenizer.json and *.safetensors, or to a name on the hub (organisation/model)"
         )
     if not config_only:
-        _check_files(local)
+        check_files(local)
     return local.absolute()
 
 
@@ -116,7 +116,8 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
     return Path(str(snapshot))
 
 
-def _check_files(folder: Path) -> None:
+def check_files(folder: Path) -> None:
+    """Raise ValueError if a file of a model is missing, damaged, or a link to another folder."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
@@ -128,6 +129,7 @@ def _check_files(folder: Path) -> None:
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
+        json_of(folder / name)
     missing = missing_weight_file(folder)
     if missing:
         raise ValueError(
@@ -139,17 +141,3 @@ def _check_files(folder: Path) -> None:
         raise ValueError(
             f"{folder / damaged} is truncated or not a safetensors file: download it again"
         )
-
-
-def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, or None if it answers, even if with an error.
-
-    huggingface_hub would retry for half a minute, and would wait forever if a connection hangs.
-    """
-    if constants.is_offline_mode():
-        return "HF_HUB_OFFLINE is set"
-    try:
-        httpx.head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return f"{constants.ENDPOINT} does not answer: {str(error) or type(error).__name__}"
-    return None

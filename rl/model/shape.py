@@ -1,13 +1,12 @@
 """The sizes of a causal language model, from its config.json and the headers of its weights."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl.model.folder import files_in_index, shapes_of, weight_files
+from rl.model.folder import files_in_index, json_of, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -77,7 +76,7 @@ def bytes_of(dtype: str) -> int:
 
 def shape_of(folder: Path) -> Shape | None:
     """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json_of(folder / "config.json")
     listed = files_in_index(folder)  # other files may repeat the weights, so they are not counted
     counted = sum(
         math.prod(size)

@@ -61,7 +61,9 @@ class TinyModel:
         for name, content in self._files().items():
             path = folder / name
             if not path.is_file():
-                path.write_text(content, encoding="utf-8")
+                aside = path.with_name(f".{name}")  # so that a killed start leaves no partial file
+                aside.write_text(content, encoding="utf-8")
+                aside.replace(path)
             elif path.read_text(encoding="utf-8") != content:
                 raise ValueError(
                     f"{folder} contains another model, because {name} differs: delete {folder}, "

@@ -40,7 +40,12 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            self._inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises only this type
+            raise ValueError(
+                f"{folder}/tokenizer.json cannot be read ({error}): download it again"
+            ) from error
         self._inner.no_truncation()
         self._inner.no_padding()
         config = _read_json(folder / "tokenizer_config.json")

@@ -33,7 +33,7 @@ from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.devices import raise_file_limit
 from rl.runtime.failure import reporting_failures
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import ResumePoint, RunFolder, naming_damage
 from rl.runtime.network import LISTEN_VARIABLE
 from rl.runtime.status import Status
 from rl.runtime.stop_request import pass_on_signals
@@ -102,6 +102,14 @@ def _hinted_envs(
     return frozenset(hinted)
 
 
+def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
+    """Return the state in a checkpoint, or that of a new run. Raise ValueError if it is damaged."""
+    if start is None:
+        return DispatcherState()
+    with naming_damage(RunFolder.state_of(start.folder)):
+        return msgspec.convert(start.rollouts, DispatcherState)
+
+
 async def main(run_folder: RunFolder) -> None:
     """Play groups and answer the trainer until the supervisor ends this process."""
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
@@ -166,7 +174,7 @@ async def main(run_folder: RunFolder) -> None:
             max_concurrent=int(sampler.max_concurrent / more),
             step=start.step if start else 0,
             version=version,
-            state=msgspec.convert(start.rollouts, DispatcherState) if start else DispatcherState(),
+            state=dispatcher_state(start),
         )
         service = RolloutService(
             *(run, run_folder, dispatcher, status, tally, evaluator),

@@ -1,7 +1,8 @@
 """Serves the trainer ranks, shows progress and writes the rollouts.
 
-A rank's calls: `next_batch` (the rank's share of a step), `publish` (vLLM has new weights),
-`evaluation` (the metrics of a version), `state` (this process's state for a checkpoint).
+A rank's calls: `next_batch` (the rank's share of a step), `record_all` (keep its tokens),
+`publish` (vLLM has new weights), `evaluation` (the metrics of a version), `state` (this process's
+state for a checkpoint).
 """
 
 import asyncio
@@ -56,6 +57,7 @@ class RolloutService:
         self._record: TokenRecord = build(run.record)()
         self._weighs_turns = Learned.of(run).aggregation_takes_turns
         self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
+        self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
         self._error: Exception | None = None
         self._broken = asyncio.Event()
@@ -110,6 +112,8 @@ class RolloutService:
             return {}
         if call.what == "evaluation":
             return await self._evaluator.finish(call.version) if self._evaluator else {}
+        if call.what == "record_all":
+            return await self._record_all(call)
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
@@ -126,6 +130,7 @@ class RolloutService:
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
         groups = apply_batch_credit(await self._dispatcher.batch(step), self._batch_credit)
+        self._groups = groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),
@@ -157,6 +162,13 @@ class RolloutService:
         await recording  # wait, so that every trained step has its file
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
+
+    async def _record_all(self, call: Call) -> tuple[str, ...]:
+        """Write the sampled tokens of the newest batch, once for all ranks. Return their ids."""
+        everything, groups = TokenRecord(num_groups=None), self._groups
+        if call.rank == 0 and self._record != everything:
+            await asyncio.to_thread(everything.write, self._run_folder, call.step, groups)
+        return everything.ids(groups, groups)
 
     def _write(self, step: int, groups: list[Group]) -> list[Group]:
         """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""

@@ -1,7 +1,8 @@
 """The paths of all files of a run. No other module contains these file names."""
 
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,12 +193,23 @@ class RunFolder:
         return step_of(complete[-1]) if complete else 0
 
     def resume_point(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint, which a resume loads; None for a new run."""
+        """Return the newest complete checkpoint, or None. Raise ValueError if it is damaged."""
         complete = self.complete_checkpoints()
         if not complete:
             return None
-        state = load_json(self.read(self.state_of(complete[-1])))
-        return ResumePoint(step=state["step"], folder=complete[-1], rollouts=state["rollouts"])
+        with naming_damage(self.state_of(complete[-1])) as path:
+            state = load_json(self.read(path))
+            return ResumePoint(int(state["step"]), complete[-1], {**state["rollouts"]})
+
+
+@contextmanager
+def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
+    """Turn an error in the block, which reads a file, into a ValueError that names the file."""
+    try:
+        yield path
+    except Exception as error:  # torch and msgspec have types of their own
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is damaged ({why}): {remedy}") from error
 
 
 def _with_parent(path: Path) -> Path:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, naming_damage
 from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,13 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
     """Return the recorded rows of a step, each once per update, or only those of the rollout `id`.
 
     Raises:
-        ValueError: a trainer's line and the mask of its row have different numbers of tokens.
+        ValueError: a file is damaged, or the files are of two runs.
     """
+    with naming_damage(run_folder.tokens_of(step, "*"), "delete the files of this step"):
+        return _read_rows(run_folder, step, id)
+
+
+def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[RecordedRow]:
     paths = run_folder.tokens.glob(run_folder.tokens_of(step, "trainer.rank*").name)
     trained: dict[tuple[str, int], list[tuple[Path, int, dict[str, Any]]]] = defaultdict(list)
     for path in sorted(paths):
@@ -127,17 +132,17 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     from pyarrow import parquet
 
     try:
-        table = parquet.read_table(
-            regular_file(path, run_folder.path), filters=[("id", "=", id)] if id else None
-        )
+        source = regular_file(path, run_folder.path)
     except FileNotFoundError:
         return []
-    columns = {
-        _RENAMED.get(name, name): table[name].to_pylist()
-        if name in ("id", "row", "update")
-        else [np.asarray(values.values) for values in table[name]]
-        for name in map(str, table.column_names)
-    }
+    with naming_damage(path, "delete it"):
+        table = parquet.read_table(source, filters=[("id", "=", id)] if id else None)
+        columns = {
+            _RENAMED.get(name, name): table[name].to_pylist()
+            if name in ("id", "row", "update")
+            else [np.asarray(values.values) for values in table[name]]
+            for name in map(str, table.column_names)
+        }
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

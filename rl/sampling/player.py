@@ -253,6 +253,11 @@ class Player:
     ) -> StopReason:
         env, opening = start.env, start.opening
         prompt = start.prompt or await self._first_prompt(start)
+        if start.prefix and start.prefix.turns[0].prompt_ids not in ([], prompt.token_ids):
+            raise ValueError(
+                "a prefix followed another first prompt, so the attempt cannot begin with it: give "
+                "play_one the example and the hint with which the prefix was sampled"
+            )
         while True:
             if self.chat.max_new_tokens(prompt) <= 0:
                 return StopReason.CONTEXT

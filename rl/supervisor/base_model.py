@@ -54,10 +54,17 @@ def make_cache(folder: Path) -> None:
         ) from error
 
 
-def fetch_references(run: Run) -> None:
-    """Download the reference models from the Hugging Face Hub. Raise ConfigError if this fails."""
-    if needs_reference(run.plain()):
-        with as_config_error():
-            for _, node in nodes_in(run.reference):
-                if node.get("path") and "revision" in node:
-                    local_folder(node["path"], node["revision"], "reference")
+def fetch_references(run: Run) -> list[Path]:
+    """Return the folders of the reference models, downloaded from the Hugging Face Hub if needed.
+
+    Raises:
+        ConfigError: there is no such model, or its files are damaged.
+    """
+    if not needs_reference(run.plain()):
+        return []
+    with as_config_error():
+        return [
+            local_folder(node["path"], node["revision"], "reference")
+            for _, node in nodes_in(run.reference)
+            if node.get("path") and "revision" in node
+        ]

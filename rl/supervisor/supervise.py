@@ -30,7 +30,8 @@ from rl.config.initial import initial_checkpoint
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
-from rl.model.folder import check_trainable, fingerprint
+from rl.model.folder import check_teacher, check_trainable, fingerprint
+from rl.model.pretrained import check_files
 from rl.model.shape import shape_of
 from rl.runtime.child import Reaper
 from rl.runtime.code_copies import changed_code, copy_code
@@ -100,8 +101,8 @@ def supervise(
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
-        fetch_references(run)
-        launch = _Launch(run_folder, reaper, stop, limit, dry_call)
+        references = fetch_references(run)
+        launch = _Launch(run_folder, reaper, stop, limit, dry_call, references)
         try:
             with reporting_full_disk():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
@@ -195,16 +196,17 @@ class _Launch:
     stop: StopRequest
     limit: TimeLimit
     dry_call: DryCall
+    references: Sequence[Path] = ()  # folders of the reference models
 
     def prepare_model(self, run: Run, compose: Compose) -> Path:
         """Return the folder of the base model. Do its warm start first if it is not cached."""
         with as_config_error():
             if checkpoint := initial_checkpoint(vars(run)):
-                check_trainable(model := RunFolder.export_of(checkpoint))
+                check_files(model := RunFolder.export_of(checkpoint))
+                self._check_model(model)
                 return model
-        source = build(run.model)()
         if run.model.warm_start is None:
-            return _trainable_model(source, self.run_folder)
+            return self._built_model(run, self.run_folder)
         supervised = RunFolder(self.run_folder.warm_start)
         first = warm_start_run(run, compose("warm_start"), supervised.path)
         with DryCall([first.plain()]) as dry_call:
@@ -213,7 +215,7 @@ class _Launch:
                 return kept
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = _trainable_model(source, supervised)
+            model = self._built_model(run, supervised)
             self.dry_call.learned()  # raises for an unusable loss, before the warm start takes 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
@@ -227,11 +229,26 @@ class _Launch:
         move_to_cache(supervised, kept)
         return kept
 
+    def _built_model(self, run: Run, run_folder: RunFolder) -> Path:
+        """Build or download the model and return its folder. Raise ConfigError if unusable."""
+        with as_config_error():
+            model = build(run.model)().prepare(run_folder.built_model)
+            self._check_model(model)
+        return model
+
+    def _check_model(self, model: Path) -> None:
+        check_trainable(model)
+        for reference in self.references:
+            check_teacher(reference, model)
+
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
-        resolved, page = resolved.for_model(shape_of(model))
+        sizes = shape_of(model)
+        resolved, page = resolved.for_model(sizes)
         run, plan = resolved.run, resolved.plan
+        if sizes and not run.adapter.freezes_base:
+            self.limit.expect_checkpoint(sizes.parameters)
         if is_main:
             say(page)
         run_folder.path.mkdir(parents=True, exist_ok=True)
@@ -284,11 +301,3 @@ def _check_chat_format(run: Run, model: Path) -> None:
         with as_config_error():
             made = build(run.model)()
             load_renderer(model, made.renderer, made.renderer_options)
-
-
-def _trainable_model(source: Any, run_folder: RunFolder) -> Path:
-    """Build or download the model and return its folder. Raise ConfigError if it is unusable."""
-    with as_config_error():
-        model = source.prepare(run_folder.built_model)
-        check_trainable(model)
-    return model

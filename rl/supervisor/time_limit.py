@@ -16,7 +16,10 @@ from rl.runtime.stop_request import StopRequest
 _RECENT_STEPS = 20  # number of steps in the estimate; older steps may include compilation
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
-_CHECKPOINT_S = 30.0  # assumed seconds of a checkpoint, until the first one is measured
+_CHECKPOINT_S = 30.0  # least assumed seconds of a checkpoint, until the first one is measured
+# Of a trained parameter: weights in bfloat16 and float32, their export, and Adam's two moments.
+_BYTES_PER_PARAMETER = 16
+_BYTES_PER_S = 2e8  # assumed speed of the disk
 _NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint has saved no checkpoint
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
@@ -27,10 +30,16 @@ class TimeLimit:
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
         """Start the timer. `max_time`: seconds, or a text such as 3h30m; None: no limit."""
         self.is_over, self._max_time = False, max_time
+        self._checkpoint_s = _CHECKPOINT_S
         self._began, self._last_check = time.time(), float("-inf")
         self._seconds = float("inf") if max_time is None else seconds_of(max_time)
         self._tail = MetricsTail(run_folder)
         self._rows: list[Row] = []
+
+    def expect_checkpoint(self, num_trained: int) -> None:
+        """Assume the time of the first checkpoint from the number of trained parameters."""
+        seconds = num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_S
+        self._checkpoint_s = max(_CHECKPOINT_S, seconds)
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
         """Request the end of the run if little time is left. Raise RunFailed if no step is done."""
@@ -40,7 +49,7 @@ class TimeLimit:
         self._last_check = now
         self._rows += [row for row in self._tail.read() if row["time"] >= self._began]
         left = self._began + self._seconds - now
-        if self._rows and left < seconds_to_save(self._rows):
+        if self._rows and left < seconds_to_save(self._rows, self._checkpoint_s):
             self.is_over = stop.asked = True
         elif not self._rows and left < 0:
             raise RunFailed(
@@ -49,9 +58,12 @@ class TimeLimit:
             )
 
 
-def seconds_to_save(rows: Sequence[Row]) -> float:
-    """Return the estimated seconds for one step, one checkpoint and the end of all processes."""
+def seconds_to_save(rows: Sequence[Row], assumed: float = _CHECKPOINT_S) -> float:
+    """Return the estimated seconds for one step, one checkpoint and the end of all processes.
+
+    `assumed`: seconds of a checkpoint, until the first one is measured.
+    """
     step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
-    known = checkpoint if checkpoint > _NO_CHECKPOINT_S else _CHECKPOINT_S
+    known = checkpoint if checkpoint > _NO_CHECKPOINT_S else assumed
     return _MARGIN * (step + known) + _ENDING_S

@@ -3,9 +3,12 @@
 import logging
 import resource
 from collections.abc import Callable
+from typing import Self
 
 from rl.config.learned import Learned
-from rl.runtime.metrics import Row, mean_of
+from rl.config.schema import Run
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import Row, mean_of, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +42,40 @@ class Alarms:
     """The metrics of the last steps, and the warnings that were not logged yet."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        """Store the arguments. `memory` returns the largest memory of this process in GiB."""
-        self._memory, self._early = memory, 0.0  # _early: memory after the first steps
+        """`memory` returns the largest memory of this process in GiB."""
+        self._memory, self._early = memory, 0.0  # its value after the first steps
+        self._num_own = 0  # number of steps of this process
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, 0.0  # best mean reward, mean entropy of the first steps
         self._left = dict(_MESSAGES)
 
+    @classmethod
+    def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
+        """Return the alarms of a run that has done `start` steps, without the warnings given."""
+        alarms = cls(Learned.of(run))
+        for row in read_metrics(run_folder) if start else ():
+            if row["step"] < start:
+                alarms._new_warnings(row, memory=0.0)
+        return alarms
+
     def add(self, row: Row) -> None:
         """Add the metrics of a step, and log each new warning."""
+        self._num_own += row.get("train/reward") is not None
+        memory = self._memory() if self._num_own >= WINDOW else 0.0
+        for heading, text in self._new_warnings(row, memory).items():
+            page = f"docs/troubleshooting.md, {heading}"
+            log.warning("last %d steps: %s (%s)", WINDOW, text, page)
+
+    def _new_warnings(self, row: Row, memory: float) -> dict[str, str]:
+        """Add a row and return the new warnings by heading. `memory`: GiB, 0 if not measured."""
         if row.get("train/reward") is None:  # no rollout of this step has a reward
-            return
+            return {}
         self._rows = [*self._rows, row][-WINDOW:]
         if len(self._rows) < WINDOW:
-            return
+            return {}
         means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
         reward, entropy, truncated, spread, untrained = means
-        memory = self._memory()
         early = self._early = self._early or memory
         best = self._best = max(self._best, reward)
         first = self._first = self._first or entropy  # 0 until a step trains
@@ -70,7 +90,5 @@ class Alarms:
         values = {"best": best, "first": first, "reward": reward, "entropy": entropy}
         values |= {"spread": spread, "truncated": truncated, "untrained": untrained}
         values |= {"early": early, "memory": memory}
-        for heading in [heading for heading in self._left if found[heading]]:
-            text = self._left.pop(heading).format(**values)
-            page = f"docs/troubleshooting.md, {heading}"
-            log.warning("last %d steps: %s (%s)", WINDOW, text, page)
+        new = [heading for heading in self._left if found[heading]]
+        return {heading: self._left.pop(heading).format(**values) for heading in new}

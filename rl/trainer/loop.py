@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from rl.config.build import build
-from rl.config.learned import Learned
 from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
@@ -29,6 +28,7 @@ from rl.trainer.alarms import Alarms
 from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
+from rl.trainer.nonfinite import NonFiniteSteps
 from rl.trainer.profiler import start_profiler
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
@@ -70,7 +70,9 @@ class TrainingRun:
             self.learner.load(run_folder.checkpoint(self.start))
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
-        self.num_nonfinite, self.alarms = 0, Alarms(Learned.of(self.run))
+        self.alarms = Alarms.of(self.run, run_folder, self.start)
+        most = self.settings.max_nonfinite_steps
+        self.nonfinite = NonFiniteSteps(run_folder, rank, most)
         self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
@@ -90,16 +92,16 @@ class TrainingRun:
                     self._end_early(step, end, rollouts)
                     return
             with watch.phase("update", f"training step {step}"):
-                record = StepRecord(batch) if batch.record_ids else None
-                stats = self.learner.update(batch, record.observe if record else None)
-            self._fail_if_nonfinite(stats)
+                record = StepRecord(batch)
+                stats = self.learner.update(batch, record.observe)
+            self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
             stats |= self._evaluation(rollouts, watch, step)  # must finish before the push
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
             if delivered:  # after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
-            if record:
+            if batch.record_ids:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
@@ -165,16 +167,6 @@ class TrainingRun:
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
-
-    def _fail_if_nonfinite(self, stats: dict[str, float]) -> None:
-        self.num_nonfinite = self.num_nonfinite + 1 if stats["train/skipped"] else 0
-        if self.num_nonfinite >= self.settings.max_nonfinite_steps:
-            raise RunFailed(
-                f"the loss or the gradient of {self.num_nonfinite} steps in a row was NaN or "
-                "infinite (trainer.max_nonfinite_steps). Lower optim.learning_rate. In a custom "
-                "loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
-                "instability)"
-            )
 
     def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
         every = self.settings.checkpoint_every

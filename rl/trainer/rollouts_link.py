@@ -5,6 +5,8 @@ import socket
 import time
 from typing import Any, TypeVar
 
+import numpy as np
+
 from rl.records import RankBatch
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed
@@ -91,6 +93,11 @@ class RolloutsLink:
         )
         return self._call(Call(what="evaluation", version=version), dict, late)
 
+    def record_all(self, step: int) -> tuple[str, ...]:
+        """Record the tokens of a step's whole batch. Return the record id of each rollout."""
+        call = Call(what="record_all", rank=self._rank, step=step)
+        return tuple(self._call(call, list, self._no_answer))
+
     def state(self) -> dict[str, Any]:
         """Return the state of the rollouts process that a checkpoint stores."""
         return self._call(Call(what="state"), dict, self._no_answer)
@@ -131,12 +138,14 @@ class RolloutsLink:
                 with link._socket:
                     link.publish(self._version, replicas)
 
-    def _read(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view, offset = memoryview(data), 0
+    def _read(self, count: int) -> memoryview:
+        try:  # not bytearray, which would first fill the memory with zeros
+            view, offset = memoryview(np.empty(count, np.uint8)), 0
+        except (MemoryError, ValueError) as error:
+            raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error
         while offset < count:
             received = self._socket.recv_into(view[offset:])
             if received == 0:  # the rollouts process closed the connection
                 raise ConnectionError("end of file")
             offset += received
-        return data
+        return view

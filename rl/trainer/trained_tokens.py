@@ -4,7 +4,7 @@ N: number of completion tokens of a micro-batch, B: number of its rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -43,18 +43,20 @@ class StepRecord:
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
-        if any(self._record_ids(number)):
-            self._of_update.append((update, number, dict(tokens)))
+        # Keep all rows, because `write_all` records them if the step turns out not to be finite.
+        self._of_update.append((update, number, dict(tokens)))
 
     def _record_ids(self, number: int) -> list[str]:
         """Return the record id of each row of a micro-batch, or "" if the row is not recorded."""
-        rollouts = self._batch.micro_batches[number].rollout_ids
-        return [self._batch.record_ids[i] if i >= 0 else "" for i in rollouts]
+        rollouts, ids = self._batch.micro_batches[number].rollout_ids, self._batch.record_ids
+        return [ids[i] if ids and i >= 0 else "" for i in rollouts]
 
     def _copy(self) -> None:
         """Copy the values of the recorded rows to the CPU, and release all tensors."""
         for update, number, tokens in self._of_update:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
+            if not any(ids):
+                continue
             is_recorded = np.array(list(map(bool, ids)))  # [B]
             counts = micro.completion_mask.sum(1)  # [B]
             # Stack the tensors, because one copy from the GPU is faster than many.
@@ -86,3 +88,8 @@ class StepRecord:
             [each.update for each in self._recorded for _ in each.ids],
         )
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
+
+    def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
+        """Write all rows of the step's last update, given the id of each rollout of the batch."""
+        self._batch = replace(self._batch, record_ids=ids)
+        self.write(run_folder, rank)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -19,6 +19,7 @@ from rl.runtime.status import read_statuses
 from tests.faults.table import Case
 from tests.support.launching import ROOT, Result, alive, begin, below, ended, groups_below, wait_for
 from tests.support.whole_runs import (
+    MOST_MISMATCH,
     every_token_has_a_version_that_may_be_trained,
     nothing_is_lost_or_trained_twice,
 )
@@ -27,8 +28,7 @@ MAX_STEPS = 8
 RUN = [
     f"max_steps={MAX_STEPS}", "batch_size=8", "group_size=4", "model.warm_start=null",
     "trainer.num_threads=1", "trainer.checkpoint_every=2", "trainer.wait_timeout=30",
-    "inference.startup_timeout=60", "inference._target_=scripted_vllm.ScriptedVLLM",
-    "sync.max_mismatch=1e9", "sampler.rollout_timeout=20", "record=all", "env.num_train=300",
+    "inference.startup_timeout=60", "sampler.rollout_timeout=20", "record=all", "env.num_train=300",
     "entropy_bonus=0.01",
     "evaluation=default", "evaluation.every=2", "evaluation.num_examples=4",
     "evaluation.rollouts_per_example=1",
@@ -40,6 +40,9 @@ LONGEST_S = 600
 class ScriptedRun:
     """A run of train.py with the scripted engine, and the fault that it meets."""
 
+    settings: Sequence[str] = RUN
+    longest_s, most_mismatch = LONGEST_S, float("inf")
+
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, RunFolder(folder / "run")
         case.write_engine_faults(folder / "faults.json")
@@ -49,8 +52,8 @@ class ScriptedRun:
     def start(self, *overrides: str) -> subprocess.Popen:
         """Start the run."""
         output = self.folder.path.parent
-        given = [*RUN, f"inference.replicas={self.case.replicas}", *overrides]
-        given += [f"+inference.args.faults={output / 'faults.json'}", *self.case.fault.overrides]
+        given = [*self.settings, f"inference.replicas={self.case.replicas}", *overrides]
+        given += [*self.engine(), *self.case.fault.overrides]
         command = [sys.executable, "train.py", "run_name=run", f"output_dir={output}", *given]
         path = f"{ROOT / 'tests' / 'support'}:{ROOT}"
         environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -58,6 +61,12 @@ class ScriptedRun:
         environment |= {"REPAIRED": "1"} if self.is_repaired else {}
         self.process = begin(command, ROOT, environment)
         return self.process
+
+    def engine(self) -> list[str]:
+        """Return the overrides that choose the engine."""
+        faults = self.folder.path.parent / "faults.json"
+        scripted = "inference._target_=scripted_vllm.ScriptedVLLM"
+        return [scripted, "sync.max_mismatch=1e9", f"+inference.args.faults={faults}"]
 
     def is_at(self, moment: str, step: int) -> bool:
         """Return whether the run is at a moment, after at least `step` steps."""
@@ -104,7 +113,7 @@ class ScriptedRun:
             )
             return here or process.poll() is not None
 
-        if not _comes_closely(due, LONGEST_S):
+        if not _comes_closely(due, self.longest_s):
             return  # the row then says that the fault did not happen
         victim = self.pid(case.fault.victim) if case.fault.victim else 0
         for each in case.fault.signals:
@@ -137,7 +146,17 @@ class ScriptedRun:
             subprocess.run(["umount", self.folder.checkpoints], check=False)
 
 
-def run(case: Case, folder: Path) -> dict[str, object]:
+class RealRun(ScriptedRun):
+    """A run with the real vLLM."""
+
+    settings = (*RUN, "trainer.wait_timeout=500", "inference.startup_timeout=400")
+    longest_s, most_mismatch = 1500, MOST_MISMATCH
+
+    def engine(self) -> list[str]:
+        return ["sampler.rollout_timeout=100"]
+
+
+def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict[str, object]:
     """Run a case to its end, resume it if it ended early, and return its row of results."""
     began, before, problems = time.monotonic(), _left_in_shared_memory(), list[str]()
     with ExitStack() as stack:
@@ -145,7 +164,7 @@ def run(case: Case, folder: Path) -> dict[str, object]:
         if case.fault.damage == "fill the disk":
             _mount("-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", folder)
             stack.callback(subprocess.run, ["umount", folder], check=True)
-        one = ScriptedRun(case, folder)
+        one = kind(case, folder)
         outcome = _attempt(one, problems, inflicts=True)
         if outcome not in case.allowed:
             problems.append(f"outcome: {outcome}")
@@ -168,7 +187,7 @@ def _attempt(one: ScriptedRun, problems: list[str], *more: str, inflicts: bool =
     """Start a run and return its outcome. Add what it leaves, and an unclear end, to `problems`."""
     process, groups = one.start(*more), set[int]()
     with ThreadPoolExecutor(2) as pool:
-        end = pool.submit(ended, process, one.folder.path, LONGEST_S)
+        end = pool.submit(ended, process, one.folder.path, one.longest_s)
         fault = pool.submit(one.inflict) if inflicts else None
         while not end.done():
             groups |= groups_below(process.pid)
@@ -178,7 +197,7 @@ def _attempt(one: ScriptedRun, problems: list[str], *more: str, inflicts: bool =
         try:
             result = end.result()
         except subprocess.TimeoutExpired:
-            problems.append(f"the run did not end within {LONGEST_S} s")
+            problems.append(f"the run did not end within {one.longest_s} s")
             result = Result(-signal.SIGKILL, "", one.folder.path)
     if not wait_for(lambda: not alive(groups), 6):
         problems.append(f"left: {alive(groups)}")
@@ -204,7 +223,7 @@ def _lost(one: ScriptedRun) -> list[str]:
     try:
         if not one.case.fault.rejects:
             nothing_is_lost_or_trained_twice(one.folder)
-        every_token_has_a_version_that_may_be_trained(one.folder, most_mismatch=float("inf"))
+        every_token_has_a_version_that_may_be_trained(one.folder, one.most_mismatch)
     except (AssertionError, KeyError, OSError) as error:
         return [f"{type(error).__name__}: {error} ({format_location(error)})"]
     return []

@@ -150,3 +150,15 @@ def cases(num_runs: int, seed: int) -> list[Case]:
             number = len(drawn)
             drawn.append(Case(number, fault, moment, rng.choice((1, 1, 2)), rng.randint(1, 4)))
     return drawn[:num_runs]
+
+
+def real_cases(num_runs: int, seed: int) -> list[Case]:
+    """Return cases in which the only vLLM is killed once, some time after a moment begins."""
+    rng, drawn = Random(seed), []
+    longest = {"start": 30.0, "generation": 1.0, "push": 0.2, "evaluation": 1.0}  # seconds
+    while len(drawn) < num_runs:
+        for moment in rng.sample(list(longest), len(longest)):
+            signals = (round(rng.uniform(0, longest[moment]), 2), signal.SIGKILL)
+            fault = Fault("KILL the real vLLM", END, victim="inference", signals=signals)
+            drawn.append(Case(len(drawn), fault, moment, 1, rng.randint(1, 4)))
+    return drawn[:num_runs]

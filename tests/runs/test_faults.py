@@ -1,11 +1,13 @@
-"""The second crash of the only vLLM ends a run; `python -m tests.faults` has the other cases."""
+"""Two faults whose outcome has more to check; `python -m tests.faults` has the other cases."""
 
 import os
 import signal
 
 import pytest
 
+from lab.losses.command import main
 from rl.runtime.metrics import read_metrics, steps_done
+from rl.runtime.token_files import read_rows
 from tests.faults.running import ScriptedRun
 from tests.faults.table import FAULTS, Case
 from tests.support.launching import alive, ended, groups_below, stop, wait_for
@@ -39,3 +41,18 @@ def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpo
     assert "has fingerprint" in message  # the last lines of the log
     assert one.folder.num_saved_steps() == steps_done(read_metrics(one.folder)) > done
     assert wait_for(lambda: not alive(groups), 5), alive(groups)
+
+
+def test_the_batch_of_a_step_whose_loss_is_nan_is_kept_for_compare_losses(tmp_path, capsys):
+    one = ScriptedRun(case("loss is NaN once", "generation"), tmp_path)
+    few = ["record.num_groups=0", "max_steps=6", "trainer.max_nonfinite_steps=2"]
+    result = ended(one.start(*few), one.folder.path)
+    assert result.status == 0, result.screen
+    (step,) = [row["step"] for row in result.metrics if row.get("train/skipped")]
+    said = f"python compare_losses.py {one.folder} steps={step} loss=<another>"
+    assert said in " ".join(result.screen.split())
+    assert main([str(one.folder), f"steps={step}", "loss=grpo"]) == 0
+    shown = capsys.readouterr().out
+    assert f"of 1 updates, steps {step} to {step}." in shown
+    assert "the tokens whose gradients differ most" in shown
+    assert len({row.id.split(".")[0] for row in read_rows(one.folder, step)}) == 2  # both groups

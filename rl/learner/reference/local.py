@@ -5,7 +5,6 @@ initial    the policy at the start of the run. With adapter=lora it is the base 
 model      another model with the same tokenizer, for example a teacher
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,6 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
-from rl.runtime.failure import RunFailed
 
 _FILE = "reference.safetensors"
 
@@ -59,9 +57,8 @@ class FrozenModel:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load the model on every rank, and check its tokenizer."""
+        """Load the model on every rank. The supervisor has checked it (rl/model/folder.py)."""
         folder = local_folder(self.path, self.revision, "reference")
-        _require_same_tokens(folder, setting.model)
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
         return _ReferenceCopy(model, setting, setting.num_candidates(self.top_k))
 
@@ -133,18 +130,3 @@ class _ReferenceCopy(Reference):
             parameter.copy_(state[name])
             if self._average:
                 self._average[name].copy_(state[name])
-
-
-def _require_same_tokens(teacher: Path, student: Path) -> None:
-    """Raise RunFailed if the policy and the teacher have different tokenizers."""
-    teacher_tokenizer, student_tokenizer = (
-        json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        for folder in (teacher, student)
-    )
-    for key in ("model", "added_tokens"):
-        if teacher_tokenizer.get(key) != student_tokenizer.get(key):
-            raise RunFailed(
-                f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
-                "score the policy's tokens: choose a teacher of the policy's model family, or "
-                "train on the teacher's text with loss=sft sampler=transcripts"
-            )

@@ -1,10 +1,12 @@
 """A run that starts from a checkpoint of another run."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl.config.check import check
 from rl.config.initial import initial_checkpoint
 from rl.config.positions import ADAPTER
 from rl.config.schema import ConfigError, Run
@@ -61,3 +63,29 @@ def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(t
     launch: Any = _Launch(RunFolder(run.folder), *[None] * 4)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="init_from=gone"):
         launch.prepare_model(run, None)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (["deepspeed=zero2"], "with deepspeed.zero_optimization.stage=0, but .*stage=2: use"),
+        (["optim=muon"], "with optim._target_=rl.learner.optim.AdamW, but optim._target_=.*Muon"),
+        (["model.dtype=float32"], "with model.dtype=bfloat16, but model.dtype=float32: use"),
+        (["trainer.ranks=4"], ""),  # without sharding all ranks load one file
+    ],
+)
+def test_an_optimizer_that_deepspeed_cannot_load_is_refused(other, said, first):
+    Run.of(composed("trainer.ranks=1")).save(first.config)
+    names = [f"output_dir={first.path.parent}", "run_name=second", "init_from=first"]
+    config = composed(*names, "init_optimizer=true", *other)
+    if said:
+        assert re.search(f"loads the optimizer of {first} {said}", only_problem(config))
+    else:
+        check(config)
+
+
+def test_sharded_optimizer_states_need_the_same_number_of_ranks(first):
+    Run.of(composed("deepspeed=zero2", "trainer.ranks=1")).save(first.config)
+    names = [f"output_dir={first.path.parent}", "run_name=second", "init_from=first"]
+    config = composed(*names, "init_optimizer=true", "deepspeed=zero2", "trainer.ranks=2")
+    assert "with trainer.ranks=1, but trainer.ranks=2: use trainer.ranks=1" in only_problem(config)

@@ -242,6 +242,11 @@ def test_a_loss_that_compares_rollouts_needs_room_for_a_group_in_a_micro_batch(
     with pytest.raises(ConfigError, match=r"set trainer\.tokens_per_micro_batch=1600, or lower"):
         check(changed(pairs, small))
     check(changed(config, {**sizes, **small}))
+    grows = {"strategy": chosen("strategy", "adaptive_size")}
+    said = "strategy.max_rounds=4 times group_size=16 rollouts .*tokens_per_micro_batch=6400, or"
+    with pytest.raises(ConfigError, match=said):
+        check(changed(pairs, {**grows, "trainer.tokens_per_micro_batch": 6399}))
+    check(changed(pairs, {**grows, "trainer.tokens_per_micro_batch": 6400}))
 
 
 def test_the_ends_of_a_range_are_allowed(config: dict[str, Any]) -> None:

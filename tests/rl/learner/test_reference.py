@@ -94,22 +94,6 @@ def test_a_teacher_that_computes_padded_rows_asks_for_a_plan_by_padded_tokens(fo
     assert not both.start(given).shares_prefixes
 
 
-@pytest.mark.parametrize("key", ["model", "added_tokens"])
-def test_a_teacher_with_another_tokenizer_is_refused(folder, tmp_path, key):
-    for path in folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer[key] = tokenizer[key][:-1] if key == "added_tokens" else {"type": "BPE"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    teacher = frozen(tmp_path)
-    with pytest.raises(RunFailed) as caught:
-        teacher.start(setting(folder))
-    said = str(caught.value)
-    assert said.startswith(f"reference.path={tmp_path} has another tokenizer than the policy, so")
-    assert said.endswith("or train on the teacher's text with loss=sft sampler=transcripts")
-    assert "\n" not in said
-
-
 class Teacher(Answers):
     """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
 

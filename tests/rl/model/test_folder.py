@@ -2,6 +2,7 @@
 
 import json
 import struct
+from contextlib import nullcontext
 
 import pytest
 
@@ -108,3 +109,19 @@ def test_a_model_of_a_wrong_kind_is_refused(config, sentence, tmp_path):
 def test_any_other_is_left_to_transformers(config, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     check_trainable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "usable"),
+    [(True, "<|user|>", True), (False, "<|user|>", False), (True, "<|user|><image>", False)],
+)
+def test_only_special_tokens_that_no_chat_uses_need_no_embedding(
+    special, template, usable, tmp_path
+):
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 2}}')
+    added = [{"id": 2, "content": "<image>", "special": special}]
+    tokenizer = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with nullcontext() if usable else pytest.raises(ValueError, match=r"beyond it \('<image>'\)"):
+        check_trainable(tmp_path)

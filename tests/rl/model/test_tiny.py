@@ -135,3 +135,15 @@ def test_a_mixture_saves_its_experts_one_by_one_and_loads_them_again(tmp_path):
     assert torch.equal(up, gate_up[1, len(up) :])
     again = load_model(tmp_path / "saved", torch.bfloat16, 1)
     assert torch.equal(again.model.layers[0].mlp.experts.gate_up_proj, gate_up)
+
+
+def test_a_killed_start_leaves_no_partial_file(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        TinyModel(**KNOBS).prepare(tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    monkeypatch.undo()
+    TinyModel(**KNOBS).prepare(tmp_path)

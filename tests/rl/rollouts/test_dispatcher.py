@@ -310,3 +310,29 @@ def test_no_batch_follows_a_stop_although_groups_are_ready():
     stopped, pending = run_virtually(stopped_after_one(World(0, 1)))
     assert stopped
     assert pending == 3  # which a resumed run plays again
+
+
+def test_groups_that_fail_after_a_stop_are_neither_rejected_nor_lost():
+    """The supervisor stops the run after a second crash of vLLM, whose open requests then fail."""
+
+    async def crashed(world):
+        over = asyncio.Event()
+
+        async def play_group(index, example, group_size, version):
+            await over.wait()
+            failed = Rollout((), [], None, {}, StopReason.ENGINE_ERROR, 0, 0.0, error="no vLLM")
+            return (failed,) * group_size
+
+        world.dispatcher.play_group = play_group
+        running = asyncio.ensure_future(world.dispatcher.run())
+        await world.dispatcher.publish(0)
+        await asyncio.sleep(1)
+        await world.dispatcher.stop()
+        over.set()
+        await asyncio.sleep(1)
+        running.cancel()
+        return world.rejected, world.dispatcher.checkpoint().pending
+
+    rejected, pending = run_virtually(crashed(World(0, 1)))
+    assert rejected == []
+    assert pending == list(range(2 * GROUPS_PER_STEP))  # which a resumed run plays again

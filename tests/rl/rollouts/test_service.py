@@ -18,6 +18,7 @@ from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
+from rl.runtime.token_files import read_rows
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import chosen, learned
@@ -229,3 +230,17 @@ async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp
     served._num_ranks = 0  # it has closed its connection
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(sampling, 5)
+
+
+@pytest.mark.parametrize("record", ["none", "all"])
+async def test_the_whole_batch_is_recorded_once_when_the_ranks_ask_for_it(record, tmp_path):
+    served = service(tmp_path, [group(1.0, 2.0)], record=record)
+    batches = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
+    await asked(served, *batches)
+    file = RunFolder(tmp_path).tokens_of(0, "rollouts")
+    assert file.is_file() == (record == "all")
+    before = file.stat().st_mtime_ns if record == "all" else 0
+    answers = await asked(served, *(Call(what="record_all", rank=r, step=0) for r in (1, 0)))
+    assert [unpack(answer.value, list) for answer in answers] == [["000000.0", "000000.1"]] * 2
+    assert len(read_rows(RunFolder(tmp_path), 0)) == 2
+    assert record == "none" or file.stat().st_mtime_ns == before

@@ -247,3 +247,13 @@ def test_a_prefix_is_continued_by_every_retry():
     env = type("Mine", (ScriptedEnv,), {"score": broken})()
     (rollout,) = played(once(prefix="go"), client, env, sampler=replace(AT_1, max_retries=1))
     assert (rollout.retries, rollout.messages[-1]["content"]) == (1, "good")
+
+
+def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        given = prefix_of(root, 0, 2)
+        return [root, await play_one(group.example, seed=1, prefix=given, hint="")]
+
+    with pytest.raises(ValueError, match="a prefix followed another first prompt, so the attempt"):
+        played(ask, ScoringClient("good"), hint="Say good.")

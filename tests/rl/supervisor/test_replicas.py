@@ -1,6 +1,7 @@
 """vLLMs that die while others serve; each test says which of them answer."""
 
 import signal
+import threading
 
 import pytest
 
@@ -219,3 +220,13 @@ def test_an_external_server_may_come_back_however_often(fleet):
         assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
     said = "accepts no connections any more; waiting for its answer, and the other one continues"
     assert set(fleet.warnings()) == {said}
+
+
+def test_servers_that_answer_late_are_asked_at_the_same_time(tmp_path, monkeypatch):
+    (tmp_path / "r").mkdir()
+    names = tuple(f"inference{i}" for i in range(16))
+    fleet, all_ask = Fleet(RunFolder(tmp_path / "r"), names), threading.Barrier(len(names))
+    # Asked one after the other, the first would wait for ever.
+    monkeypatch.setattr(module, "healthy", lambda _: all_ask.wait(timeout=60) >= 0)
+    assert fleet.look() is None
+    assert all(one.ready for one in fleet.replicas._all)

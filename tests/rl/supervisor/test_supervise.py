@@ -1,6 +1,9 @@
 """What the supervisor refuses before it writes anything (each test starts a real train.py)."""
 
+import json
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,3 +134,98 @@ def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path
     assert not (tmp_path / "r").exists()
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not [command for command in commands if str(tmp_path).encode() in command]
+
+
+def changed_json(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda m: (m / "config.json").unlink(), "contains no config.json: save the"),
+    "no JSON": (lambda m: cut(m / "config.json"), "model/config.json is no JSON ("),
+    "a list": (lambda m: (m / "config.json").write_text("[]"), "config.json contains no JSON obj"),
+    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "contains no tokenizer.json: save"),
+    "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "model/tokenizer.json is no JSON ("),
+    "another tokenizer": (
+        lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
+        "model/tokenizer.json cannot be read (",
+    ),
+    "half the weights": (
+        lambda m: cut(m / "model.safetensors"),
+        "model/model.safetensors is truncated or not a safetensors file: download it again",
+    ),
+    "few logits": (
+        lambda m: changed_json(m / "config.json", vocab_size=256),
+        "has the vocab_size 256, but its tokenizer has tokens beyond it ('<|im_start|>', '<|im_en",
+    ),
+}
+
+
+def saved_model(folder: Path) -> Path:
+    """Return a tiny model with weights."""
+    model = model_folder(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
+    return model
+
+
+OWN = ["model=hf", "model.path=model", "model.renderer=qwen3", "adapter=none"]
+OWN += ["model.max_seq_len=64", "model.max_tokens=32", "run_name=r"]
+
+
+def refused(folder: Path, *arguments: str, **environment: str) -> str:
+    """Return the only problem of a run that must not start anything nor leave a folder."""
+    result = train(*arguments, output_dir=folder, **environment)
+    start = "this run cannot start:\n- "
+    assert result.stderr.startswith(start), result.stderr[-2000:]
+    assert result.returncode == 2
+    assert "starting vLLM" not in result.stdout
+    assert not (folder / "r").exists()
+    (problem,) = result.stderr.removeprefix(start).splitlines()
+    return problem
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path):
+    model = saved_model(tmp_path / "model")
+    change, said = DAMAGES[damage]
+    change(model)
+    assert said in refused(tmp_path, *OWN)
+
+
+def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path):
+    saved_model(tmp_path / "model")
+    teacher = model_folder(tmp_path / "teacher")
+    changed_json(teacher / "config.json", vocab_size=265)  # all tokens, without padding
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
+    distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
+    problem = refused(tmp_path, *OWN, *distil)
+    assert f"reference.path={teacher} has 265 logits, fewer than the 320 of the policy" in problem
+    changed_json(teacher / "tokenizer.json", added_tokens=[])
+    assert "has another tokenizer than the policy, so" in refused(tmp_path, *OWN, *distil)
+
+
+@pytest.mark.parametrize(
+    "data", ["env=composed env.dataset.path", "env=math-file env.questions.dataset.path"]
+)
+def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path):
+    lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    problem = refused(tmp_path, "run_name=r", *f"{data}=data.jsonl".split())
+    assert "data.jsonl, line 2 is no JSON at character " in problem
+    assert problem.endswith("Expecting value: correct this line")
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
+        problem = refused(tmp_path, "run_name=r", "env=gsm8k", HF_HUB_OFFLINE=offline, **hub)
+    why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
+    assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
+    assert why in problem
+    assert "use local files" in problem

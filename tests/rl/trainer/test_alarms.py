@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from rl.config.learned import Learned
+from rl.dry_call.learn import completed
 from rl.runtime.failure import message_of
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import MetricsFile
 from rl.trainer.alarms import WINDOW, Alarms
-from tests.support.composing import learned
+from tests.support.composing import composed, learned
 
 REPO = Path(__file__).parents[3]
 PAGE = (REPO / "docs" / "troubleshooting.md").read_text()
@@ -98,3 +101,21 @@ def test_every_message_names_a_heading_of_the_page():
     headings = {line.lower() for line in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)}
     assert len(named) >= 4
     assert named | {"no spread", "instability", "entropy", "length"} <= headings
+
+
+def test_a_resumed_run_remembers_best_reward_first_entropy_and_the_warnings_given(tmp_path, caplog):
+    folder, run = RunFolder(tmp_path), completed(composed())
+    metrics, bad = MetricsFile(folder), {"rollout/truncated": 0.6}
+    for step in range(2 * WINDOW):
+        metrics.append(step, FINE | (bad if step >= WINDOW else {}))
+    alarms = Alarms.of(run, folder, 2 * WINDOW)
+    assert caplog.messages == []
+    for _ in range(WINDOW):
+        alarms.add(FINE | bad | {"train/reward": 0.2})
+    (message,) = caplog.messages
+    assert "the mean reward fell from 0.50 to 0.2" in message
+    caplog.clear()
+    again = Alarms.of(run, folder, WINDOW)  # from a checkpoint before the first warning
+    for _ in range(WINDOW):
+        again.add(FINE | bad)
+    assert ["cut off" in message for message in caplog.messages] == [True]

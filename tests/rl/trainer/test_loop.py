@@ -27,6 +27,7 @@ from rl.terminal.screen import final_summary
 from rl.trainer import loop
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import warn_of_missing_metric
+from rl.trainer.nonfinite import NonFiniteSteps
 from rl.weights.pusher import NoReceiver
 from rl.wire import HEADER, Answer, Call, pack, unpack
 from tests.support.composing import composed
@@ -62,9 +63,10 @@ class Rehearsal(loop.TrainingRun):
     def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
         self.run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
-        self.run_folder, self.start, self.num_nonfinite = folder, start, 0
+        self.run_folder, self.start = folder, start
         self.alarms = SimpleNamespace(add=lambda line: None)
         self.settings = self.run.trainer
+        self.nonfinite = NonFiniteSteps(folder, 0, self.settings.max_nonfinite_steps)
         self.status = Status(folder, "trainer.rank0")
         self.profiler = None
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
@@ -191,13 +193,26 @@ def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, folder, cal
     assert saved == steps
 
 
-def test_only_steps_in_a_row_without_a_gradient_end_the_run(folder):
-    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0)
+def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
+    folder, calls, saved, answers, caplog
+):
+    run = Rehearsal(folder, start=0, max_steps=99, checkpoint_every=0)
     most = run.settings.max_nonfinite_steps
-    for skipped in [1.0] * (most - 1) + [0.0] + [1.0] * (most - 1):
-        run._fail_if_nonfinite({"train/skipped": skipped})
-    with pytest.raises(RunFailed, match=f"{most} steps in a row"):
-        run._fail_if_nonfinite({"train/skipped": 1.0})
+    skipped = [1.0] * (most - 1) + [0.0] + [1.0] * most
+    left = [{**STATS, "train/skipped": each} for each in skipped]
+    run.learner.update = lambda batch, observer: left.pop(0)
+    answers["record_all"] = lambda call: Answer(value=msgspec.Raw(pack(["000000.0"])))
+    with pytest.raises(RunFailed, match=f"{most} steps in a row") as caught:
+        run.train()
+    ends = len(skipped) - 1
+    assert f"compare_losses.py {folder} steps={ends} loss=<another>" in str(caught.value)
+    recorded = [step for step, each in enumerate(skipped) if each]
+    assert [call.step for call in calls if call.what == "record_all"] == recorded
+    assert [
+        step for step in range(99) if folder.tokens_of(step, "trainer.rank0").is_file()
+    ] == recorded
+    warned = [message for message in caplog.messages if "steps in a row was NaN" in message]
+    assert len(warned) == len(recorded) - 1
 
 
 @pytest.mark.parametrize(("message", "stopped"), [(STOPPED, True), ("the task is too hard", False)])

@@ -4,6 +4,7 @@ import weakref
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from losses.aggregation import token_mean
@@ -90,7 +91,7 @@ def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
     assert (values == 1).any()
 
 
-def test_results_of_earlier_updates_and_of_rows_that_are_not_recorded_are_released(tmp_path):
+def test_results_of_earlier_updates_are_released(tmp_path):
     groups = forked_groups(num_groups=4)
     (share,) = shares(groups, groups[:1], 1)
     step, observed = StepRecord(share), []
@@ -102,7 +103,6 @@ def test_results_of_earlier_updates_and_of_rows_that_are_not_recorded_are_releas
             del tokens
     kept = [update for update, values in observed if values() is not None]
     assert set(kept) == {2}
-    assert len(kept) < len(share.micro_batches)
 
 
 def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
@@ -112,3 +112,25 @@ def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
     assert folder.tokens_of(5, "trainer.rank0").exists()
     TokenRecord(num_groups=None).write(folder, 5, groups)
     assert not any(row.trained for row in read_rows(folder, 5))
+
+
+@pytest.mark.parametrize("recorded", [0, 1])
+def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(recorded, tmp_path):
+    groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
+    (share,) = shares(groups, groups[:recorded], 1)
+    step, everything = StepRecord(share), TokenRecord(num_groups=None)
+    for update in range(2):
+        for number, micro in enumerate(share.micro_batches):
+            step.observe(update, number, tokens_of(micro))
+    everything.write(folder, 5, groups)
+    step.write_all(folder, 0, everything.ids(groups, groups))
+    rows = [row for row in read_rows(folder, 5) if row.trained]
+    trained = sum(
+        len(rollout.rows)
+        for group in groups
+        for rollout, credit in zip(group.rollouts, group.credits, strict=True)
+        if credit.trains
+    )
+    assert sum(row.update == 1 for row in rows) == trained
+    of_first = {row.id.split(".")[0] for row in rows if row.update == 0}
+    assert of_first == {f"{group.index:06d}" for group in groups[:recorded]}

@@ -1,0 +1,1 @@
+"""Damaged inputs for five readers: python -m tests.fuzz."""

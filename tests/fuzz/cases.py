@@ -1,0 +1,111 @@
+"""Make cases, read them within limits, and say what is wrong with the outcome."""
+
+import faulthandler
+import resource
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Self
+
+SECONDS = 1.0  # processor time of a case
+HANGS_S = 1800  # seconds after which some cases, of which one hangs, end the process
+MORE_MIB = 200  # growth of the largest memory in a case
+ADDRESS_GIB = 4  # address space beyond that of the start
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader with its inputs.
+
+    Attributes:
+        make: function that returns a case, drawn with a random generator.
+        read: function that reads a case; it may return anything.
+        documented: the errors that the reader documents.
+    """
+
+    make: Callable[[Random], Any]
+    read: Callable[[Any], object]
+    documented: tuple[type[Exception], ...] = ()
+
+
+class TooSlow(BaseException):
+    """The error raised in a case that needs too much processor time."""
+
+
+class Limits:
+    """A context manager that limits memory and time. `running` notes the case that is read."""
+
+    def __init__(self, running: Callable[[int], object] = lambda _: None) -> None:
+        self._running = running
+
+    def __enter__(self) -> Self:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        self._before = resource.getrlimit(resource.RLIMIT_AS)
+        most = pages * resource.getpagesize() + (ADDRESS_GIB << 30)
+        resource.setrlimit(resource.RLIMIT_AS, (most, self._before[1]))
+        self._handler = signal.signal(signal.SIGPROF, _raise_too_slow)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGPROF, self._handler)
+        resource.setrlimit(resource.RLIMIT_AS, self._before)
+
+    def begin(self, number: int) -> None:
+        """Start the clocks of a case."""
+        self._running(number)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+
+    def end(self) -> None:
+        """Stop the clocks."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _raise_too_slow(*_: object) -> None:
+    raise TooSlow
+
+
+def input_of(reader: Reader, name: str, seed: int, number: int) -> Any:
+    """Return the input of a case, which depends on nothing else."""
+    return reader.make(Random(f"{name}:{seed}:{number}"))
+
+
+def findings(
+    reader: Reader, name: str, seed: int, numbers: Iterable[int], limits: Limits
+) -> Iterator[tuple[int, str]]:
+    """Read these cases; yield the number and the problem of each that is a finding."""
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
+    for number in numbers:
+        made = input_of(reader, name, seed, number)
+        limits.begin(number)
+        try:
+            problem = problem_of(reader, made)
+        except TooSlow:
+            problem = f"took more than {SECONDS:g} s"
+        finally:
+            limits.end()
+        if problem:
+            yield number, problem
+
+
+def problem_of(reader: Reader, made: Any) -> str:
+    """Read an input; return what is wrong, or "" if the outcome is documented."""
+    before = _most_mib()
+    try:
+        reader.read(made)
+    except reader.documented:
+        pass
+    except Exception as error:  # noqa: BLE001 any other error is a finding
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        where = " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in reversed(frames))
+        return f"{type(error).__name__}: {str(error)[:200]} ({where})"
+    more = _most_mib() - before
+    return f"needed {more:.0f} MiB more" if more > MORE_MIB else ""
+
+
+def _most_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
