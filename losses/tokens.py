@@ -47,10 +47,7 @@ class Tokens:
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests.
-
-        `others` are the values of further fields, by the name of the field.
-        """
+        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests."""
         zeros = torch.zeros(len(logprobs), dtype=torch.int64)
         tokens = {
             "sequence_ids": zeros,

@@ -1,11 +1,4 @@
-"""DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage.
-
-gradients      are summed in float32 over any number of backward passes, because in bfloat16 the
-               sum would lose small gradients of later micro-batches. weight_gradients.py computes
-               the gradient of each pass in float32
-clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
-first step     is also Adam's first, although DeepSpeed takes one without gradients before it
-"""
+"""DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -36,7 +29,6 @@ class _TensorFiles(TorchCheckpointEngine):
     """A checkpoint engine of DeepSpeed that never runs code contained in a checkpoint file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if a class is not in _STATE_CLASSES."""
         try:
             with safe_globals(_STATE_CLASSES):
                 return torch.load(path, map_location=map_location, weights_only=True)
@@ -103,7 +95,6 @@ def start_engine(
 
 
 def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config keys that make DeepSpeed sum and send gradients in float32."""
     keys: dict[str, Any] = {"communication_data_type": "fp32"}
     # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
     if config.get("zero_optimization", {}).get("stage", 0):
@@ -181,7 +172,6 @@ def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tens
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:
-    """Clip the gradient as stages 1 to 3 do. Clear a non-finite gradient to skip the step."""
     norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
     engine._global_grad_norm = norm  # get_global_grad_norm returns this attribute
     if not norm.isfinite():
@@ -189,7 +179,6 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
-    """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
     for name in state.keys() - _trained_names(module):
         del state[name]
 

@@ -81,7 +81,6 @@ class Batch(Tokens):
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
-        """Return this micro-batch's share of the objective, from the loss of each token [N]."""
         return (self.token_weights.to(loss.dtype) * loss).sum()
 
 

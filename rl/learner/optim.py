@@ -31,10 +31,7 @@ class AdamW:
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 only Muon uses them
     ) -> "torch.optim.Optimizer":
-        """Return an AdamW optimizer of the trainable parameters.
-
-        `embeddings` are the parameters of the input embedding and of the output head.
-        """
+        """Return the optimizer. `embeddings` are those of the input embedding and output head."""
         import torch
 
         trained = [p for p in parameters if p.requires_grad]

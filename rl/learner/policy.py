@@ -90,13 +90,10 @@ class Policy:
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update
     ) -> dict[str, float]:
-        """Take `updates` optimizer steps, each on this rank's whole share of a batch.
+        """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        Return metrics of the global batch, averaged over the updates and equal on every rank.
-        Metrics that compare trainer and vLLM are from the first update.
-
-        A step with a non-finite gradient changes no weights, and `train/skipped` is above 0. If all
-        token weights are 0 on all ranks, no step is taken, and `train/empty` is 1.
+        A non-finite gradient changes no weight, and `train/skipped` is above 0. If all token
+        weights on all ranks are 0, no step is taken, and `train/empty` is 1.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -207,7 +204,6 @@ class Policy:
     def _score(
         self, token_ids: Tensor, mask: Tensor, temperature: float | Tensor, **options: Any
     ) -> tuple[Tensor, ...]:
-        """Return the module's outputs for the masked tokens, without dropout."""
         self.engine.eval()
         outputs = self.engine(token_ids, mask, temperature, **options)
         self.engine.train()
@@ -246,8 +242,7 @@ class Policy:
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
 
-        With an adapter, write only the adapter in peft's form. Write all weights if `merged`, or if
-        `source` holds no weights, because then no other folder has the base model.
+        With an adapter, write only the adapter, unless `merged` is set or `source` has no weights.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)

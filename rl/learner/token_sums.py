@@ -39,7 +39,6 @@ class TokenSums:
         fresh: Tensor,  # [N] True for tokens sampled with the version in training
         metrics: Mapping[str, Tensor],  # tensors [N] or single numbers
     ) -> None:
-        """Add the numbers of one micro-batch to the sums."""
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
@@ -82,7 +81,6 @@ class TokenSums:
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Return the mismatch metrics, or {} if no token was sampled with the version in training."""
     n = totals["fresh"]
     if not n:
         return {}

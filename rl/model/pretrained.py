@@ -45,7 +45,6 @@ class PretrainedModel:
     warm_start: Node | None
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 only TinyModel writes to it
-        """Return the model's folder: model.path, or the download in the hub's cache."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
@@ -128,14 +127,12 @@ def _check_files(folder: Path) -> None:
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
-    missing = missing_weight_file(folder)
-    if missing:
+    if missing := missing_weight_file(folder):
         raise ValueError(
             f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-    damaged = damaged_weight_file(folder)
-    if damaged:
+    if damaged := damaged_weight_file(folder):
         raise ValueError(
             f"{folder / damaged} is truncated or not a safetensors file: download it again"
         )

@@ -53,10 +53,7 @@ class TinyModel:
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder`. Return the folder.
-
-        Raise ValueError if the folder contains another model.
-        """
+        """Write config, tokenizer and chat template, or refuse a folder of another model."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files().items():
             path = folder / name
@@ -70,7 +67,6 @@ class TinyModel:
         return folder
 
     def _architecture(self) -> dict[str, Any]:
-        """Return the keys of config.json that only this kind of network has."""
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
     def _files(self) -> dict[str, str]:
@@ -154,7 +150,6 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer file. Raise ValueError if it lacks a special token of Qwen3."""
     if not path.is_file():
         raise ValueError(f"model.tokenizer={path} does not exist: null selects the byte tokenizer")
     tokenizer = Tokenizer.from_file(str(path))

@@ -31,7 +31,6 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
 
 
 def peak_gib() -> float:
-    """Return the largest host memory that this process has had so far, in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -39,7 +38,6 @@ class Alarms:
     """The metrics of the last steps, and the warnings that were not logged yet."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        """Store the arguments. `memory` returns the largest memory of this process in GiB."""
         self._memory, self._early = memory, 0.0  # _early: memory after the first steps
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
@@ -47,7 +45,6 @@ class Alarms:
         self._left = dict(_MESSAGES)
 
     def add(self, row: Row) -> None:
-        """Add the metrics of a step, and log each new warning."""
         if row.get("train/reward") is None:  # no rollout of this step has a reward
             return
         self._rows = [*self._rows, row][-WINDOW:]
@@ -72,5 +69,4 @@ class Alarms:
         values |= {"early": early, "memory": memory}
         for heading in [heading for heading in self._left if found[heading]]:
             text = self._left.pop(heading).format(**values)
-            page = f"docs/troubleshooting.md, {heading}"
-            log.warning("last %d steps: %s (%s)", WINDOW, text, page)
+            log.warning("last %d steps: %s (docs/troubleshooting.md, %s)", WINDOW, text, heading)

@@ -53,17 +53,12 @@ class MismatchBound:
     """The largest allowed mean |logprob difference|. The first probe sets the later bound."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process trained this run. Its first probe is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
         # The first probe of a resumed run gets the largest bound that a later probe can have.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
-        """Return mean and maximum of the absolute logprob differences `gap` [N].
-
-        Raises:
-            RunFailed: the mean is NaN or exceeds the bound.
-        """
+        """Return metrics of `gap` [N]. Raise RunFailed if the mean is NaN or exceeds the bound."""
         mean = float(gap.mean())
         if not mean <= self._bound:  # also True for NaN
             later = "" if self._is_first else ", adapted to the first probe"

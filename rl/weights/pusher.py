@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LostReceiver:
-    """A replica that failed to load the weights. It must answer no request until it is restarted.
-
-    The replica may be paused, and its weights are unknown.
-    """
+    """A replica that failed to load the weights, and must not answer until it is restarted."""
 
     name: str
     reason: str
@@ -46,13 +43,6 @@ class WeightPusher:
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
     ) -> None:
-        """Store the arguments. Connect to no vLLM yet.
-
-        Args:
-            sender: the opened sender of conf/sync.
-            receivers: the routes of every vLLM. Ranks other than 0 ignore them.
-            resumed: whether an earlier process trained this run (MismatchBound).
-        """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), list[LostReceiver]()
@@ -61,7 +51,6 @@ class WeightPusher:
         self.add(receivers)
 
     def add(self, receivers: Sequence[VLLMRoutes]) -> None:
-        """Include new or restarted replicas in the next push."""
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
             self._connected.discard(receiver.replica.name)
@@ -75,14 +64,7 @@ class WeightPusher:
     def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
-        Args:
-            policy: the policy whose weights are pushed.
-            version: the policy version that vLLM reports for every later token.
-            must_differ: whether the optimizer took a step, so that unchanged weights are an error.
-
-        Raises:
-            NoReceiver: no vLLM has loaded the weights.
-            RunFailed: `must_differ` is True, but the weights equal those of the previous push.
+        Raise NoReceiver if no vLLM loads them, or RunFailed if `must_differ`, but none changed.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -102,7 +84,6 @@ class WeightPusher:
         self._push_to_all(receivers, version)
 
     def push_again(self) -> None:
-        """Push the weights of the last push to vLLMs that have started since. Only on rank 0."""
         new = [one for name, one in self._receivers.items() if name not in self._connected]
         self._push_to_all(new, self._version)
 
@@ -114,7 +95,6 @@ class WeightPusher:
                 self._remove(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push the packed weights to one vLLM. Return the error, or None after success."""
         try:
             with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
@@ -130,7 +110,6 @@ class WeightPusher:
         return None
 
     def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        """Remove a failed replica. Raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
         self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
         if not self._receivers:
@@ -140,12 +119,8 @@ class WeightPusher:
     def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Trainer and vLLM score the same text at temperature 1, so only weights and arithmetic can
-        differ. The push has verified the weights of all replicas, so each probe uses one replica.
-
-        Raises:
-            NoReceiver: no vLLM answers any more.
-            RunFailed: the logprobs differ too much (MismatchBound).
+        Both score the same text at temperature 1, so only weights and arithmetic can differ. The
+        push has verified the weights of all replicas, so each probe uses one replica.
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

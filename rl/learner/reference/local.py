@@ -40,7 +40,6 @@ class InitialPolicy:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the policy with its adapter off, or a copy of its initial weights."""
         top_k = setting.num_candidates(self.top_k)
         if setting.policy.has_adapter:
             return _BaseModel(setting.policy, top_k)
@@ -59,7 +58,6 @@ class FrozenModel:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load the model on every rank, and check its tokenizer."""
         folder = local_folder(self.path, self.revision, "reference")
         _require_same_tokens(folder, setting.model)
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
@@ -136,7 +134,6 @@ class _ReferenceCopy(Reference):
 
 
 def _require_same_tokens(teacher: Path, student: Path) -> None:
-    """Raise RunFailed if the policy and the teacher have different tokenizers."""
     teacher_tokenizer, student_tokenizer = (
         json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         for folder in (teacher, student)
