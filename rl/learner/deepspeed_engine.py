@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
-from rl.learner.weight_gradients import keep_weight_gradients
+from rl.learner.weight_gradients import use_float32_gradients
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
@@ -63,7 +63,7 @@ def start_engine(
         "zero_force_ds_cpu_optimizer": False,  # allow any optimizer with offloaded state
     }
     if half:
-        keep_weight_gradients(module)
+        use_float32_gradients(module)
     sums = _float32_sums(config) if half else {}
     # DeepSpeed may take a step to allocate the optimizer's state. With learning rate 0 this step
     # changes no weight, not even by weight decay.

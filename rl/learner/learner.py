@@ -22,7 +22,7 @@ from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting
-from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.loading import compile_layers, enable_recompute, load_model
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder
@@ -41,7 +41,7 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     if run.trainer.share_prefixes:
         share_prefixes(model)
     if run.trainer.gradient_checkpointing:
-        recompute_layers(model)
+        enable_recompute(model)
     if run.trainer.compile:
         compile_layers(model)
     return model.train()

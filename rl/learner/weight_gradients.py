@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def keep_weight_gradients(model: nn.Module) -> None:
+def use_float32_gradients(model: nn.Module) -> None:
     """Make the linear layers and embeddings of `model` return gradients in float32."""
     for module in model.modules():
         # Changing only the class keeps names, parameters and hooks.

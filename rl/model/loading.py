@@ -64,7 +64,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     return model
 
 
-def recompute_layers(model: PreTrainedModel) -> None:
+def enable_recompute(model: PreTrainedModel) -> None:
     """Enable gradient checkpointing: store only each layer's input for the backward pass."""
     # With use_reentrant=True, frozen embeddings (LoRA) would leave all layers without gradients.
     model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -223,7 +223,7 @@ class PlainParser:
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return ParsedResponse(content=text)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_completion(self, text: str) -> list[int]:
         """Return the tokens of a completion with this text, with a stop token at the end."""
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 

@@ -10,14 +10,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks.first_hour.update import ADAPTER, Updater, config
 from rl.learner.logprobs import PolicyModule
 from rl.learner.ranks import Ranks
-from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
-from rl.model.loading import compile_layers, recompute_layers
+from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
+from rl.model.loading import compile_layers, enable_recompute
 from rl.runtime.devices import gpus_of_driver, visible_gpus
 from rl.weights.memory_file import MemoryFile, read_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CUDA = torch.device("cuda")
-WAYS = {"plain": lambda model: None, "checkpointed": recompute_layers, "compiled": compile_layers}
+WAYS = {"plain": lambda model: None, "checkpointed": enable_recompute, "compiled": compile_layers}
 
 
 def gradient(device, way="plain", adapter="none", dtype=torch.float32):
@@ -27,7 +27,7 @@ def gradient(device, way="plain", adapter="none", dtype=torch.float32):
     model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
     WAYS[way](model.to(device).train())
     module = PolicyModule(model, chunk=16)
-    keep_weight_gradients(module)
+    use_float32_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
     token_ids = torch.arange(96, device=device).view(3, 32)
