@@ -108,6 +108,5 @@ def sum_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -
 
 def mean_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
     """Return the mean [S] of the values [N] of each sequence, 0 for a sequence without tokens."""
-    # The minimum of 1 avoids 0 / 0 for a sequence without tokens.
     lengths = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # [S]
     return sum_per_sequence(values, sequence_ids, num_sequences) / lengths

@@ -173,10 +173,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps that move the values to the returns. Return mean metrics.
-
-        No weight changes if a gradient is not finite, or if no token has a value target.
-        """
+        """Take `updates` steps that move the values to the returns, and return mean metrics."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}

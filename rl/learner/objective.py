@@ -131,9 +131,6 @@ class Objective:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
         A metric has one number per token [N], or one number for all tokens.
-
-        Raises:
-            ValueError: the token loss did not return one number per token for this batch.
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)

@@ -86,7 +86,6 @@ class Muon(AdamW):
         from rl.learner.muon import MuonAndAdamW
 
         embedding_ids = {id(p) for p in embeddings}
-        # Muon updates only hidden matrices, not embeddings and output heads.
         hidden, rest = [], []
         for p in parameters:
             if p.requires_grad:

@@ -16,7 +16,6 @@ from rl.learner.deepspeed_engine import (
     gather,
     linearise,
     load_engine,
-    needs_backward,
     save_engine,
     start_engine,
     take_step,
@@ -147,8 +146,10 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
+            # A non-finite value has effect, because its NaN gradients make DeepSpeed skip the step.
+            has_effect = not value.isfinite() or any(bool(each.any()) for each in gradients)
             # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
-            idle = number > 0 and not self.ranks.any(needs_backward(value, gradients))
+            idle = number > 0 and not self.ranks.any(has_effect)
             if not idle:
                 # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
                 self.engine.backward(linearise(value, gradients, outputs) * self.ranks.world)

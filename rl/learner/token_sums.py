@@ -42,8 +42,7 @@ class TokenSums:
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # Weight a single number by the number of tokens, so that a micro-batch without tokens
-            # does not count.
+            # Weight a single number, which counts for all tokens, by their number.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # the adapter's name in peft
 _SAVED = f".modules_to_save.{_NAME}."
-# Names of an expert's matrices in Hugging Face checkpoints.
 _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
@@ -236,5 +235,4 @@ def peft_config(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # default=list converts sets, which JSON does not have
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

@@ -60,16 +60,10 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
-    """Return the local folder of a model, downloaded from the hub if necessary.
+    """Return the folder of a model: a local one, or a download of a name on the hub.
 
-    Args:
-        path: a local folder, or a name on the hub.
-        revision: branch, tag or commit on the hub, or None for the newest.
-        group: the config group of the model ("model", "reference"), for error messages.
-        config_only: download only config.json, and check no file.
-
-    Raises:
-        ValueError: the model does not exist, or its files are missing or damaged.
+    If `config_only`, download only config.json and check no file. Messages name the config group
+    `group`. Raise ValueError if the model does not exist, or if files are missing or damaged.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -139,10 +133,7 @@ def _check_files(folder: Path) -> None:
 
 
 def hub_problem() -> str | None:
-    """Return why the hub cannot be reached, or None if it answers, even if with an error.
-
-    huggingface_hub would retry for half a minute, and would wait forever if a connection hangs.
-    """
+    """Return why the hub cannot be reached, or None. huggingface_hub itself may wait forever."""
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set"
     try:

@@ -83,9 +83,8 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # With the usual 0.02 and rope_theta=1e4 this narrow network solves no word of
-            # reverse-text after 150 supervised steps. With 0.08 and rope_theta=100 it solves
-            # 23-53 % of the words after 120 steps.
+            # With the usual 0.02 and rope_theta=1e4, supervised steps teach no word of reverse-text
+            # in 150 steps. With 0.08 and rope_theta=100 they teach 23-53 % of the words in 120.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,

@@ -14,20 +14,18 @@ the same branch and no rank waits for a batch while rank 0 still waits for a vLL
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
+from rl.learner.policy import Policy
 from rl.learner.ranks import Ranks
 from rl.records import MicroBatch
 from rl.runtime.endpoint import request_restart
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.weights.pusher import NoReceiver, WeightPusher
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
 
 _POLL_S = 0.2
 
@@ -77,7 +75,7 @@ class Delivery:
         self,
         pusher: WeightPusher,
         receivers: Receivers,
-        policy: "Policy",
+        policy: Policy,
         ranks: Ranks,
         run_folder: RunFolder,
     ) -> None:
@@ -128,8 +126,8 @@ class Delivery:
 
     def updated_replicas(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
-        for lost in self._pusher.take_lost():
-            self._receivers.restart(lost.name, lost.reason)
+        for name, reason in self._pusher.take_lost().items():
+            self._receivers.restart(name, reason)
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:

@@ -153,10 +153,6 @@ class TrainingRun:
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
     ) -> dict[str, float]:
-        """Return the metrics of the evaluation of a version, or {} if no evaluation is due.
-
-        Every rank waits, because the next collective needs all ranks within wait_timeout.
-        """
         if not build(self.run.evaluation)().is_due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):

@@ -52,7 +52,6 @@ class StepRecord:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
             is_recorded = np.array(list(map(bool, ids)))  # [B]
             counts = micro.completion_mask.sum(1)  # [B]
-            # Stack the tensors, because one copy from the GPU is faster than many.
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
             self._recorded.append(

@@ -37,12 +37,6 @@ class MemoryFile:
         self._layout = b""  # header of the last write, or b"" if the memory has changed
         self.places: dict[str, torch.Tensor] = {}  # weights of the last write, as views
 
-    def __enter__(self) -> "MemoryFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._unmap()
         os.close(self._descriptor)

@@ -5,17 +5,14 @@ Equal weights give different logprobs if trainer and vLLM compute attention or r
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from rl.inference.routes import VLLMRoutes
+from rl.learner.policy import Policy
 from rl.records import MicroBatch
 from rl.runtime.failure import RunFailed
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
 
 # The bound of later probes is the first probe's mean times this factor, because the usual rounding
 # error depends on device and model. The bound is at least max_mismatch / 2, because less probable
@@ -31,7 +28,7 @@ class ProbedRows:
     logprobs: list[torch.Tensor]  # logprob of each token except the first, at temperature 1
 
     @classmethod
-    def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
+    def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
         """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
         # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1

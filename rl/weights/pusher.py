@@ -11,26 +11,14 @@ logprobs with the same weights (the probe).
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
+from rl.learner.policy import Policy
 from rl.records import MicroBatch
 from rl.runtime.failure import RunFailed
 from rl.weights.probe import MismatchBound, ProbedRows
 from rl.weights.transport import Sender
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
-
-
-@dataclass(frozen=True)
-class LostReceiver:
-    """A replica that failed to load the weights, and must not answer until it is restarted."""
-
-    name: str
-    reason: str
 
 
 class NoReceiver(RunFailed):
@@ -45,7 +33,7 @@ class WeightPusher:
     ) -> None:
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
-        self._connected, self._lost = set[str](), list[LostReceiver]()
+        self._connected, self._lost = set[str](), dict[str, str]()
         self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
         self.add(receivers)
@@ -56,12 +44,12 @@ class WeightPusher:
             self._connected.discard(receiver.replica.name)
         self._had_several |= len(self._receivers) > 1
 
-    def take_lost(self) -> list[LostReceiver]:
-        """Return the replicas that failed a push or a probe since the last call."""
-        lost, self._lost = self._lost, []
+    def take_lost(self) -> dict[str, str]:
+        """Return {replica name: reason} of those that failed a push or a probe since last time."""
+        lost, self._lost = self._lost, {}
         return lost
 
-    def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
+    def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
         Raise NoReceiver if no vLLM loads them, or RunFailed if `must_differ`, but none changed.
@@ -111,12 +99,12 @@ class WeightPusher:
 
     def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
         del self._receivers[receiver.replica.name]
-        self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
+        self._lost[receiver.replica.name] = str(failure)
         if not self._receivers:
             which = f"no replica is left: {receiver.replica.name}: " if self._had_several else ""
             raise NoReceiver(f"{which}{failure}") from failure
 
-    def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
+    def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Both score the same text at temperature 1, so only weights and arithmetic can differ. The

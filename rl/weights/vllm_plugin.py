@@ -50,8 +50,7 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ and os.getcwd() not in sys.path:
-        # PYTHONSAFEPATH removed the working folder, which may contain the user's Reader. Append
-        # the folder, so that its files hide no library.
+        # PYTHONSAFEPATH removed this folder, which may contain the user's Reader.
         sys.path.append(os.getcwd())
     patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
@@ -60,7 +59,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The request that opens a reader: its class by name, and its constructor arguments."""
+    """The request that creates a reader: its class by name, and its constructor arguments."""
 
     reader: str
     facts: dict[str, Any]

@@ -106,10 +106,9 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     """Return whether a layer's repacked weights, which cannot be read, compute like `weight`.
 
-    A tolerance would have to exceed the rounding differences between kernels, which are larger
-    than the change of one training step. So `weight` is repacked for the same kernel, and both
-    outputs must be equal bit by bit. Half of the inputs are noise, which involves every weight. The
-    other half select single columns, so that nothing is rounded.
+    A tolerance would have to exceed the rounding differences between kernels, which are larger than
+    the change of one step. So `weight` is repacked for the same kernel, and both outputs must be
+    equal. Half of the inputs are noise, which involves every weight. The others select columns.
     """
     probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
@@ -143,8 +142,7 @@ def adapted_layers_that_differ(
 ) -> Iterator[str]:
     """Yield the layers whose adapter matrices in vLLM are missing or differ from the sent ones.
 
-    A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
-    multiplies matrix B by the adapter's scale.
+    A key of `sent` is (layer name, True for matrix A or False for matrix B).
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}
     for name, layer in manager.modules.items():

@@ -1,6 +1,7 @@
 """An update on a GPU gives what it gives on the CPU; `pytest -m gpu` runs these tests."""
 
 import os
+from contextlib import closing
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_a_step_changes_the_weights_and_keeps_them_on_the_gpu():
 
 def test_weights_on_a_gpu_reach_another_process_through_the_memory_file():
     weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(3, device=CUDA).bfloat16()}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         mark = file.write(weights)
         found = read_weights(file.path, mark)
     for name, tensor in weights.items():
@@ -117,7 +118,7 @@ def test_the_gpus_that_nvidia_smi_lists_are_those_that_pytorch_counts():
 
 def test_a_gpu_copies_weights_into_their_places_in_the_memory_file():
     weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(1000, device=CUDA)}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         before = file.write(weights)
         assert all(place.is_pinned() for place in file.places.values())  # CUDA knows the memory
         weights["b"][7] = 100
