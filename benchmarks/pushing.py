@@ -17,7 +17,7 @@ import json
 import statistics
 import tempfile
 import time
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -68,7 +68,7 @@ def our_stages(weights: Weights, repeats: int) -> Stages:
             target[name].copy_(tensor)
 
     stages: Stages = {}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         for _ in range(repeats + 1):
             stages.setdefault("copy", []).append(seconds(copy))
             began = time.perf_counter()

@@ -53,10 +53,9 @@ def rloo(group: ScoredGroup) -> list[float]:
 
 
 def max_rl(group: ScoredGroup) -> list[float]:
-    """Return (reward - mean) / mean. Rare successes get large advantages. arXiv:2602.02710.
+    """Return (reward - mean) / mean, at most K - 1. arXiv:2602.02710.
 
-    The result lies between -1 and K - 1. Raise ValueError if a reward is negative, because the mean
-    could then be zero or negative.
+    Raise ValueError if a reward is negative, because the mean could then be zero or negative.
     """
 
     def relative(scorable: list[float]) -> list[float]:
@@ -106,7 +105,6 @@ def _returns(turns: Sequence[float] | None, discount: float) -> list[float]:
 def _apply(
     rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
 ) -> list[float]:
-    """Apply `formula` to the scorable rewards, and return 0 for unscorable or equal rewards."""
     scorable = [r for r in rewards if _is_scorable(r)]
     if len(scorable) < 2 or max(scorable) - min(scorable) <= SPREAD_TOLERANCE:
         return [0.0] * len(rewards)

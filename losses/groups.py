@@ -32,10 +32,7 @@ class ScoredGroup:
 
     @staticmethod
     def by_hand(rewards: Sequence[float | None], **others: Any) -> "ScoredGroup":
-        """Return a group of rollouts with one turn and no tokens, for tests of an advantage.
-
-        `others` are the values of further fields, by the name of the field.
-        """
+        """Return a group of rollouts with one turn and no tokens, for tests of an advantage."""
         fields = {
             "turn_rewards": [None if reward is None else (reward,) for reward in rewards],
             "named_rewards": [{} for _ in rewards],

@@ -46,6 +46,5 @@ class M2PO:
 
 
 def _bins(tokens: Tokens) -> Tensor:
-    """Return the bin [N] of each token's |log ratio|."""
     distances = log_ratio(tokens.anchor, tokens.logprobs.detach()).abs()  # [N]
     return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # count NaN in the last bin

@@ -47,10 +47,7 @@ class Tokens:
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests.
-
-        `others` are the values of further fields, by the name of the field.
-        """
+        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests."""
         zeros = torch.zeros(len(logprobs), dtype=torch.int64)
         tokens = {
             "sequence_ids": zeros,
@@ -111,6 +108,5 @@ def sum_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -
 
 def mean_per_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
     """Return the mean [S] of the values [N] of each sequence, 0 for a sequence without tokens."""
-    # The minimum of 1 avoids 0 / 0 for a sequence without tokens.
     lengths = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # [S]
     return sum_per_sequence(values, sequence_ids, num_sequences) / lengths

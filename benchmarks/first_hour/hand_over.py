@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -62,7 +63,7 @@ def push(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     weights = _weights(device, tiny)
     size = sum(tensor.nbytes for tensor in weights.values())
     host = {name: tensor.cpu() for name, tensor in weights.items()}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         file.write(host)  # the first write pays for the pages
         works = {
             "collect": lambda: [tensor.cpu() for tensor in weights.values()],

@@ -14,7 +14,7 @@ from benchmarks.first_hour.update import seconds
 from losses.aggregation import token_mean
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective, with_outputs
-from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
+from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
 from rl.model.loading import load_model
 from rl.rollouts.plan import plan
 from tests.support import tiny_policy
@@ -92,7 +92,7 @@ def _gradient(
     """Return the gradient of all weights as one float64 vector on the CPU."""
     model: Any = load_model(folder, dtype, 0)
     module = PolicyModule(model.to(device), chunk=64)
-    keep_weight_gradients(module)
+    use_float32_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
     (micro,) = share.micro_batches

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rl.learner.logprobs import PolicyModule
-from rl.learner.weight_gradients import keep_weight_gradients
-from rl.model.loading import compile_layers, recompute_layers
+from rl.learner.weight_gradients import use_float32_gradients
+from rl.model.loading import compile_layers, enable_recompute
 from rl.model.lora import LoRA
 from rl.model.shape import GIB, shape
 from rl.model.shared_prefixes import share_prefixes
@@ -55,13 +55,13 @@ class Updater:
             model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
             model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
         if how == "checkpointed":
-            recompute_layers(model)
+            enable_recompute(model)
         elif how == "compiled":
             compile_layers(model)
         elif how == "shared":
             share_prefixes(model)
         self.module = PolicyModule(model.train(), chunk=1024)
-        keep_weight_gradients(self.module)
+        use_float32_gradients(self.module)
         self.adapter = adapter
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
         for parameter in self.trained:

@@ -1,7 +1,7 @@
-"""Exchange bytes between the ranks, and create the store through which processes connect.
+"""Exchange bytes between ranks, and create the store through which processes connect.
 
-PyTorch's collectives for Python objects are not used, because they unpickle the received bytes, and
-gloo and NCCL do not authenticate senders. So any process could send code that a rank would run.
+PyTorch's collectives for Python objects unpickle bytes, and gloo and NCCL do not authenticate
+senders. So any process could send code that a rank would run.
 """
 
 import socket

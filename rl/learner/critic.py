@@ -51,8 +51,6 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
 
 @dataclass(frozen=True)
 class CriticSettings:
-    """The settings of the run from which every critic is built."""
-
     load: Callable[[], PreTrainedModel]  # loads another copy of the policy's initial model
     ranks: Ranks
     deepspeed_config: dict[str, Any]
@@ -82,7 +80,6 @@ class ValueModel:
     head_start: NonNegativeInt
 
     def start(self, setting: CriticSettings) -> "Critic":
-        """Load the model and start its engine. Collective."""
         return Critic(self, setting)
 
 
@@ -100,7 +97,6 @@ class ValueModule(nn.Module):
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """The parameters of the input embedding and of the scalar head."""
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
@@ -130,7 +126,6 @@ class Critic:
         )
 
     def trains_alone(self, step: int) -> bool:
-        """Return True if only the critic trains in this step (option head_start)."""
         return step < self._options.head_start
 
     @torch.no_grad()
@@ -146,8 +141,7 @@ class Critic:
     ) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches with advantages and value targets, and metrics.
 
-        `penalties` is empty or has one tensor [N] per micro-batch, which is subtracted from the
-        rewards of the tokens.
+        `penalties`, [N] per micro-batch or no tensor, are subtracted from the tokens' rewards.
         """
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
@@ -179,11 +173,8 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps that move the values to the returns. Return mean metrics.
-
-        No weight changes if a gradient is not finite, or if no token has a value target.
-        """
-        pairs = [(batch, _targets(batch)) for batch in batches]
+        """Take `updates` steps that move the values to the returns, and return mean metrics."""
+        pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}
         rate = self._options.optim.rate(step, self._max_steps)
@@ -214,25 +205,14 @@ class Critic:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the trained weights and the optimizer's state to the subfolder critic."""
         save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Load the weights and the optimizer's state that `save` wrote."""
         load_engine(self._engine, folder / "critic")
 
 
-def _targets(batch: Batch) -> ValueTargets:
-    assert batch.value_targets, "set by Critic.credit"
-    return batch.value_targets
-
-
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    """Return the means of values and returns and the explained variance, before the update.
-
-    explained variance = 1 - var(return - value) / var(return). It is 1 for a perfect critic, 0 for
-    a critic whose values are all equal, and NaN if all returns are equal.
-    """
+    """Return means, and the explained variance 1 - var(return - value) / var(return)."""
     known, returns = values[result.states], result.returns[result.states]
     if not len(known):
         return {}

@@ -1,11 +1,4 @@
-"""DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage.
-
-gradients      are summed in float32 over any number of backward passes, because in bfloat16 the
-               sum would lose small gradients of later micro-batches. weight_gradients.py computes
-               the gradient of each pass in float32
-clipping       is the same in every ZeRO stage, and a non-finite gradient changes no weight
-first step     is also Adam's first, although DeepSpeed takes one without gradients before it
-"""
+"""DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
-from rl.learner.weight_gradients import keep_weight_gradients
+from rl.learner.weight_gradients import use_float32_gradients
 from rl.runtime.folder import naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
@@ -72,14 +65,17 @@ def start_engine(
         "zero_force_ds_cpu_optimizer": False,  # allow any optimizer with offloaded state
     }
     if half:
-        keep_weight_gradients(module)
-    sums = _float32_sums(config) if half else {}
+        use_float32_gradients(module)
+    sent = {"communication_data_type": "fp32"} if half else {}
+    # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
+    is_split = config.get("zero_optimization", {}).get("stage", 0) > 0
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and is_split else {}
     # DeepSpeed may take a step to allocate the optimizer's state. With learning rate 0 this step
     # changes no weight, not even by weight decay.
     set_rate(optimizer, 0.0)
     engine: Any
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer, config={**sums, **config, **fixed_keys}
+        model=module, optimizer=optimizer, config={**sent, **sums, **config, **fixed_keys}
     )
     # DeepSpeed's own checkpoint engine runs any code that a file contains.
     engine.checkpoint_engine = TensorFiles(engine._config)
@@ -103,15 +99,6 @@ def start_engine(
     return engine
 
 
-def _float32_sums(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config keys that make DeepSpeed sum and send gradients in float32."""
-    keys: dict[str, Any] = {"communication_data_type": "fp32"}
-    # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
-    if config.get("zero_optimization", {}).get("stage", 0):
-        keys["data_types"] = {"grad_accum_dtype": "fp32"}
-    return keys
-
-
 def gather(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
     """Return a context manager that gathers parameters on every rank. Collective under ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
@@ -126,10 +113,7 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 
 def take_step(engine: Any, rate: float) -> float:
-    """Take an optimizer step at this learning rate, and return the norm of the gradient.
-
-    A non-finite gradient changes no weight, and the result is NaN.
-    """
+    """Take an optimizer step. Return the gradient's norm, or NaN if no weight has changed."""
     set_rate(engine.optimizer, rate)
     # In stages 1 to 3 DeepSpeed has already moved the gradients out of the parameters.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
@@ -147,34 +131,17 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 
 def load_engine(engine: Any, folder: Path) -> None:
-    """Load the state that `save_engine` wrote, which has no frozen weights. Collective.
-
-    Raises:
-        RuntimeError: the file lacks a trained weight, or the module lacks a weight of the file.
-        ValueError: the folder lacks DeepSpeed's files.
-    """
+    """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
     path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
     if path is None:
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
 
 
-def needs_backward(value: Tensor, gradients: Sequence[Tensor]) -> bool:
-    """Return whether a backward pass is necessary, given the gradients of `value`.
-
-    It is also necessary if `value` is not finite, because NaN gradients make DeepSpeed skip a step.
-    """
-    return not value.isfinite() or any(bool(gradient.any()) for gradient in gradients)
-
-
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     """Return a loss that has the weight gradients of `value`, given d value / d outputs.
 
-    The loss is the sum of `gradients` times `outputs` (chain rule). `gradients` are constants, and
-    `outputs` carry the module's autograd graph.
-
-    If `value` is not finite, the loss is NaN, because DeepSpeed checks only gradients. NaN
-    gradients make every rank skip the step and empty the gradient buffers of its ZeRO stage.
-    `zero_grad` does not empty these buffers in all stages.
+    If `value` is not finite, the loss is NaN, because DeepSpeed checks only gradients. Then every
+    rank skips the step and empties its gradient buffers, which `zero_grad` does not always do.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))
@@ -182,7 +149,6 @@ def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tens
 
 
 def _clip(engine: Any, max_grad_norm: float) -> None:
-    """Clip the gradient as stages 1 to 3 do. Clear a non-finite gradient to skip the step."""
     norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
     engine._global_grad_norm = norm  # get_global_grad_norm returns this attribute
     if not norm.isfinite():
@@ -190,7 +156,6 @@ def _clip(engine: Any, max_grad_norm: float) -> None:
 
 
 def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
-    """Drop frozen weights from a state dict, because DeepSpeed keeps tied frozen weights."""
     for name in state.keys() - _trained_names(module):
         del state[name]
 

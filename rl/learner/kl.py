@@ -35,14 +35,10 @@ class KLPenalty:
 
     @property
     def is_active(self) -> bool:
-        """True if the run has a penalty: beta is above 0."""
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:
-        """Return beta for the next step, after a step with mean divergence `kl` per token.
-
-        A skipped step has the divergence NaN and does not change beta.
-        """
+        """Return beta for the next step. A skipped step (`kl` is NaN) does not change beta."""
         if self.target_kl is None or math.isnan(kl):
             return beta
         error = min(max(kl / self.target_kl - 1, -_LARGEST_ERROR), _LARGEST_ERROR)

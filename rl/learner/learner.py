@@ -1,7 +1,4 @@
-"""The learner: policy, objective, reference and critic of a run, and one training step with them.
-
-This module imports neither the rollouts process nor vLLM nor the training loop.
-"""
+"""Policy, objective, reference and critic of a run, and one training step with them."""
 
 import json
 from dataclasses import replace
@@ -19,13 +16,13 @@ from rl.config.schema import Run
 from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
-from rl.learner.objective import Batch, Objective
+from rl.learner.objective import Objective
 from rl.learner.observation import Observer
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting
-from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.loading import compile_layers, enable_recompute, load_model
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder, naming_damage
@@ -44,15 +41,10 @@ def load_trained(run: Run, folder: Path) -> PreTrainedModel:
     if run.trainer.share_prefixes:
         share_prefixes(model)
     if run.trainer.gradient_checkpointing:
-        recompute_layers(model)
+        enable_recompute(model)
     if run.trainer.compile:
         compile_layers(model)
     return model.train()
-
-
-def _without_weights(batch: Batch) -> Batch:
-    """Return a micro-batch with token weights of 0, so that it does not train the policy."""
-    return replace(batch, token_weights=torch.zeros_like(batch.token_weights))
 
 
 class Learner:
@@ -61,7 +53,6 @@ class Learner:
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
         self._run, self._ranks, self._model = run, ranks, run_folder.model()
         self._settings = run.trainer
-        self._temperature = run.sampler.temperature
         head_dtype = run.model.head_dtype
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
@@ -75,7 +66,7 @@ class Learner:
             max_steps=run.max_steps,
             max_grad_norm=self._settings.max_grad_norm,
             logprob_chunk=self._settings.logprob_chunk,
-            temperature=self._temperature,
+            temperature=run.sampler.temperature,
             entropy_gradient=run.entropy_bonus != 0,
             head_dtype=self._head_dtype,
         )
@@ -103,14 +94,13 @@ class Learner:
         )
 
     def _load_reference(self) -> Reference | None:
-        """Return the reference, or None if no loss or penalty reads its logprobs."""
         if not needs_reference(self._run.plain()):
             return None
         setting = ReferenceSetting(
             policy=self.policy,
             model=self._model,
             dtype=getattr(torch, self._run.model.dtype),
-            temperature=self._temperature,
+            temperature=self._run.sampler.temperature,
             logprob_chunk=self._settings.logprob_chunk,
             max_seq_len=self._run.max_seq_len,
             seed=self._run.seed,
@@ -122,7 +112,6 @@ class Learner:
         return build(self._run.reference)().start(setting)
 
     def _load_critic(self) -> Critic | None:
-        """Return the critic with its model and optimizer, or None if the run has no critic."""
         setting = CriticSettings(
             lambda: load_trained(self._run, self._model),
             self._ranks,
@@ -133,10 +122,7 @@ class Learner:
         return build(self._run.critic)().start(setting)
 
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
-        """Train on a batch, and return the metrics of the step.
-
-        `observer` receives the numbers of every token in each update (rl/learner/observation.py).
-        """
+        """Train on a batch, and return the metrics of the step."""
         # Seed the random numbers of dropout and custom losses at every step, on every rank. So
         # a resumed run draws the same numbers, and checkpoints need not store RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
@@ -144,14 +130,16 @@ class Learner:
         scheduled = self._schedules.values(batch.step)
         self._beta = scheduled.get("kl.beta", self._beta)
         objective = replace(self._objective, **self._schedules.options("", batch.step))
-        groups = {"token_loss": "loss", "correction": "correction"}
         batches, fixed = self._prepare(batch, self._beta)
         updates = self._run.updates_per_batch
-        alone = self._critic is not None and self._critic.trains_alone(batch.step)
+        trained = batches
+        if self._critic and self._critic.trains_alone(batch.step):
+            zeros = torch.zeros_like
+            trained = [replace(b, token_weights=zeros(b.token_weights)) for b in batches]
         stats = self.policy.update(
             batch,
-            self._schedules.at(batch.step, objective, **groups),
-            batches=[_without_weights(b) for b in batches] if alone else batches,
+            self._schedules.at(batch.step, objective, token_loss="loss", correction="correction"),
+            batches=trained,
             updates=updates,
             beta=self._beta,
             observer=observer,
@@ -170,14 +158,12 @@ class Learner:
         return {**stats, **fixed, **{f"schedule/{key}": v for key, v in scheduled.items()}}
 
     def save(self, folder: Path) -> None:
-        """Write the state of policy, critic and reference, and beta."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.save(folder)
         if self._ranks.first:
             (folder / _STATE).write_text(json.dumps({"beta": self._beta}))
 
     def load(self, folder: Path) -> None:
-        """Load the state that `save` wrote."""
         for part in filter(None, (self.policy, self._critic, self._reference)):
             part.load(folder)
         with naming_damage(folder / _STATE) as path:

@@ -36,8 +36,6 @@ class Scored:
 
 
 class PolicyModule(nn.Module):
-    """A causal language model that returns logprobs of chosen tokens instead of logits."""
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -46,7 +44,6 @@ class PolicyModule(nn.Module):
         entropy_gradient: bool = False,  # return entropies with a gradient
         head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
     ) -> None:
-        """Wrap a transformers model that has a linear output head."""
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
@@ -59,7 +56,6 @@ class PolicyModule(nn.Module):
 
     @property
     def heads(self) -> nn.Module:
-        """The output head, or peft's module of the original head and its trained copy."""
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
@@ -69,7 +65,6 @@ class PolicyModule(nn.Module):
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """The parameters of the input embedding and of the output head, tied or not."""
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(

@@ -20,7 +20,6 @@ class MuonAndAdamW(Optimizer):
     """Muon and AdamW as one optimizer with one state, as DeepSpeed and checkpoints require."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
-        """Combine both optimizers. `adamw` is None if only hidden matrices are trained (LoRA)."""
         self._parts: dict[str, Optimizer] = {"muon": muon}
         if adamw is not None:
             self._parts["adamw"] = adamw
@@ -31,7 +30,6 @@ class MuonAndAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take a step with each optimizer on its own parameter groups."""
         assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
             # Assign groups and state at each step, because DeepSpeed and checkpoints replace them.

@@ -81,7 +81,6 @@ class Batch(Tokens):
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 
     def weighted_sum(self, loss: Tensor) -> Tensor:
-        """Return this micro-batch's share of the objective, from the loss of each token [N]."""
         return (self.token_weights.to(loss.dtype) * loss).sum()
 
 
@@ -132,9 +131,6 @@ class Objective:
         """Return the loss of each token [N], before its weight, and metrics without gradient.
 
         A metric has one number per token [N], or one number for all tokens.
-
-        Raises:
-            ValueError: the token loss did not return one number per token for this batch.
         """
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)

@@ -31,10 +31,7 @@ class AdamW:
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 only Muon uses them
     ) -> "torch.optim.Optimizer":
-        """Return an AdamW optimizer of the trainable parameters.
-
-        `embeddings` are the parameters of the input embedding and of the output head.
-        """
+        """Return the optimizer. `embeddings` are those of the input embedding and output head."""
         import torch
 
         trained = [p for p in parameters if p.requires_grad]
@@ -89,7 +86,6 @@ class Muon(AdamW):
         from rl.learner.muon import MuonAndAdamW
 
         embedding_ids = {id(p) for p in embeddings}
-        # Muon updates only hidden matrices, not embeddings and output heads.
         hidden, rest = [], []
         for p in parameters:
             if p.requires_grad:

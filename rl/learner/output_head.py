@@ -65,7 +65,6 @@ class OutputHead(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] because of the decorator
         ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor
     ) -> Any:
-        """Return the gradients. Compute the logits again, chunk by chunk."""
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype = ctx.settings
@@ -124,8 +123,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Only the first `vocabulary` tokens, which the policy also has, can be returned. A teacher of the
-    same family may pad its vocabulary further.
+    A teacher's larger vocabulary is cut to the first `vocabulary` tokens, which the policy has.
     """
     weight = head.weight.to(dtype)
     best = [

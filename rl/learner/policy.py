@@ -16,7 +16,6 @@ from rl.learner.deepspeed_engine import (
     gather,
     linearise,
     load_engine,
-    needs_backward,
     save_engine,
     start_engine,
     take_step,
@@ -90,13 +89,10 @@ class Policy:
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update
     ) -> dict[str, float]:
-        """Take `updates` optimizer steps, each on this rank's whole share of a batch.
+        """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        Return metrics of the global batch, averaged over the updates and equal on every rank.
-        Metrics that compare trainer and vLLM are from the first update.
-
-        A step with a non-finite gradient changes no weights, and `train/skipped` is above 0. If all
-        token weights are 0 on all ranks, no step is taken, and `train/empty` is 1.
+        A non-finite gradient changes no weight, and `train/skipped` is above 0. If all token
+        weights on all ranks are 0, no step is taken, and `train/empty` is 1.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -150,8 +146,10 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
+            # A non-finite value has effect, because its NaN gradients make DeepSpeed skip the step.
+            has_effect = not value.isfinite() or any(bool(each.any()) for each in gradients)
             # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
-            idle = number > 0 and not self.ranks.any(needs_backward(value, gradients))
+            idle = number > 0 and not self.ranks.any(has_effect)
             if not idle:
                 # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
                 self.engine.backward(linearise(value, gradients, outputs) * self.ranks.world)
@@ -207,7 +205,6 @@ class Policy:
     def _score(
         self, token_ids: Tensor, mask: Tensor, temperature: float | Tensor, **options: Any
     ) -> tuple[Tensor, ...]:
-        """Return the module's outputs for the masked tokens, without dropout."""
         self.engine.eval()
         outputs = self.engine(token_ids, mask, temperature, **options)
         self.engine.train()
@@ -246,8 +243,7 @@ class Policy:
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
 
-        With an adapter, write only the adapter in peft's form. Write all weights if `merged`, or if
-        `source` holds no weights, because then no other folder has the base model.
+        With an adapter, write only the adapter, unless `merged` is set or `source` has no weights.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)

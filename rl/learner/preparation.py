@@ -27,27 +27,18 @@ from rl.records import Ints, RankBatch
 
 @dataclass(frozen=True)
 class Preparation:
-    """A callable that adds old and reference logprobs and advantages to a batch. Collective.
-
-    Attributes:
-        reference: None if no loss or penalty reads a reference.
-        keeps_old: whether a batch gets several updates, which need the old logprobs.
-        compared: whether advantages and penalties are relative to the mean of the group.
-        critic: None if the run has no critic. Then the batch contains the advantages.
-        for_statistics: whether the loss reads statistics. Then entropies are computed, too.
-    """
+    """A callable that adds old and reference logprobs and advantages to a batch. Collective."""
 
     policy: Policy
-    reference: Reference | None
-    keeps_old: bool
+    reference: Reference | None  # None if no loss or penalty reads a reference
+    keeps_old: bool  # whether a batch gets several updates, which need the old logprobs
     kl: KLPenalty
-    compared: bool
+    compared: bool  # whether advantages and penalties are relative to the mean of the group
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
-    for_statistics: bool = False
+    for_statistics: bool = False  # whether the loss reads statistics, which may need entropies
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches on the device with these quantities, and metrics of the step."""
         batches = [
             Batch.of(micro, self.policy.ranks.device, batch.step) for micro in batch.micro_batches
         ]
@@ -72,11 +63,8 @@ class Preparation:
             batches = [self.policy.with_scores(b) for b in batches]
         old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
-        penalties = (
-            [self._penalty(*each, beta) for each in zip(batches, old, strict=True)]
-            if penalised
-            else []
-        )
+        pairs = zip(batches, old, strict=True) if penalised else ()
+        penalties = [self._penalty(*each, beta) for each in pairs]
         if self.critic:
             batches, credit = self.critic.credit(batch, batches, penalties)
             metrics |= credit
@@ -88,14 +76,12 @@ class Preparation:
         return batches, metrics
 
     def _penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
-        """Return the KL penalty [N] of each token."""
         assert batch.ref_logprobs is not None
         return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
 
     def _penalise(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Subtract the penalty of each rollout from its advantages."""
         # Sum over the ranks, because the rows of one rollout may be on several ranks.
         lost, tokens = torch.zeros(2, len(batch.rewards), dtype=torch.float64)  # [R] each
         for b, penalty in zip(batches, penalties, strict=True):
@@ -116,7 +102,6 @@ class Preparation:
 
 
 def _reference_rows(batch: Batch) -> Rows:
-    """Return the rows that the reference scores, with hints in their prompts if it sees hints."""
     if batch.hinted_token_ids is None or batch.hinted_mask is None:
         return Rows(batch.token_ids, batch.mask, batch.envs, batch.temperatures)
     return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs, batch.temperatures)
@@ -129,10 +114,8 @@ def relative_penalties(
 ) -> np.ndarray:
     """Return the penalty of each rollout [R] minus the mean penalty of its group.
 
-    The caller subtracts the result from advantages that were computed from the rewards alone. If
-    rewards minus penalties were normalised, a group with equal rewards would amplify the noise of
-    its penalties (docs/losses.md). Rollouts where `counts` is False get 0 and are left out of the
-    mean, because their penalty was not measured or has no effect.
+    If rewards minus penalties were normalised, a group with equal rewards would amplify the noise
+    of its penalties (docs/losses.md). So the caller subtracts the result from the advantages.
     """
     if group_ids is None:
         return np.where(counts, sums, 0.0)

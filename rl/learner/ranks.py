@@ -33,10 +33,9 @@ class Ranks:
 
     @staticmethod
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
-        """Connect to all other ranks and return this rank, from the variables RANK and WORLD_SIZE.
+        """Connect to the other ranks, and return this rank.
 
         Ranks of one host connect through a file, because a port could be in use by another run.
-        Without a file they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to the device of this rank.
@@ -87,7 +86,6 @@ class Ranks:
 
 
 def _use_gpu(number: int) -> None:
-    """Make a GPU this process's device. Raise RunFailed with PyTorch's reason if that fails."""
     try:
         torch.cuda.init()
         torch.cuda.set_device(number)
@@ -119,11 +117,7 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield (TCP store that listens only on the URL's address, rank, world size).
-
-    PyTorch calls this function with rank and world size in the URL. Its default store would listen
-    on all addresses, without authentication.
-    """
+    """Yield (store, rank, world size). PyTorch's own store would listen on all addresses."""
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])
@@ -136,17 +130,14 @@ dist.register_rendezvous_handler(_SCHEME, _listen)
 def compile_cpu_op() -> None:
     """Compile DeepSpeed's shared-memory op into the Python environment, unless it is there.
 
-    PyTorch creates a lock file during a compilation. If the compiling process is killed, the file
-    remains, and every later process would wait forever. So this function takes an flock, which the
-    kernel releases when the process ends, and then deletes old lock files.
+    PyTorch's lock file remains if a compiling process is killed, and would block later processes
+    forever. So take an flock, which the kernel releases, and then delete old lock files.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Use the Python environment's ninja, because another ninja would compile everything again.
-    os.environ["PATH"] = os.pathsep.join(
-        [str(Path(sys.prefix) / "bin"), os.environ.get("PATH", "")]
-    )
+    # Another ninja would compile again, because its version may not read this ninja's build log.
+    os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)
         for leftover in folder.glob("*/lock"):

@@ -39,12 +39,10 @@ class TokenSums:
         fresh: Tensor,  # [N] True for tokens sampled with the version in training
         metrics: Mapping[str, Tensor],  # tensors [N] or single numbers
     ) -> None:
-        """Add the numbers of one micro-batch to the sums."""
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # Weight a single number by the number of tokens, so that a micro-batch without tokens
-            # does not count.
+            # Weight a single number, which counts for all tokens, by their number.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)
@@ -82,7 +80,6 @@ class TokenSums:
 
 
 def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
-    """Return the mismatch metrics, or {} if no token was sampled with the version in training."""
     n = totals["fresh"]
     if not n:
         return {}

@@ -83,7 +83,6 @@ def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Te
 
 
 def _whiten(advantages: Tensor, exists: Tensor) -> Tensor:
-    """Return the advantages minus their mean, divided by their standard deviation."""
     known = advantages[exists]  # [N]
     if not len(known):
         return advantages

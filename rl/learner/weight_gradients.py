@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def keep_weight_gradients(model: nn.Module) -> None:
+def use_float32_gradients(model: nn.Module) -> None:
     """Make the linear layers and embeddings of `model` return gradients in float32."""
     for module in model.modules():
         # Changing only the class keeps names, parameters and hooks.
@@ -26,10 +26,7 @@ def keep_weight_gradients(model: nn.Module) -> None:
 
 
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return grads [N, O] transposed times inputs [N, I], at least in float32.
-
-    If `total` [O, I] is given, add the product to `total` in place.
-    """
+    """Return grads [N, O] transposed times inputs [N, I], at least in float32, plus `total`."""
     exact = torch.promote_types(inputs.dtype, torch.float32)
     how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:

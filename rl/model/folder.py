@@ -19,7 +19,6 @@ _OTHER_HEADS = (
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Return the paths of the safetensors files in a model folder."""
     return folder.glob("*.safetensors")
 
 
@@ -29,10 +28,7 @@ def holds_weights(folder: Path) -> bool:
 
 
 def shapes_of(path: Path) -> dict[str, list[int]]:
-    """Return the shape of each tensor in a safetensors file, without reading the tensors.
-
-    Raise SafetensorError if the file is truncated or not a safetensors file.
-    """
+    """Return each tensor's shape. Raise SafetensorError if the file is truncated or invalid."""
     with safe_open(path, "numpy") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
 
@@ -49,14 +45,12 @@ def files_in_index(folder: Path) -> set[str] | None:
 
 
 def missing_weight_file(folder: Path) -> str | None:
-    """Return the name of a missing file of weights, or None if no file is missing."""
     if (listed := files_in_index(folder)) is not None:
         return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
 
 
 def damaged_weight_file(folder: Path) -> str | None:
-    """Return the name of a weight file that is truncated or invalid, or None if all seem valid."""
     for path in sorted(weight_files(folder)):
         try:
             shapes_of(path)
@@ -81,8 +75,7 @@ def fingerprint(folder: Path) -> str:
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy tokenizer, chat template and generation config of a model folder to another folder.
 
-    Do not copy a link to a file outside the model folder, because the file could be private and
-    users publish checkpoints.
+    Do not copy a link to a file outside, which could be private, because users publish checkpoints.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
@@ -100,10 +93,7 @@ def links_outside(path: Path) -> bool:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the last names of the model's linear layers, without embedding, head and experts.
-
-    Leave out the router of experts, too, because in transformers it is no linear layer.
-    """
+    """Return the last names of linear layers, without embedding, head, experts and their router."""
     tensors = [
         tensor.removesuffix(".weight").split(".")
         for path in weight_files(model)

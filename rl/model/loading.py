@@ -34,10 +34,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention, in float32 if rows have at most FLOAT32_LONGEST tokens.
-
-    Queries, keys and values are [B, heads, T, head size].
-    """
+    """Compute attention of queries, keys and values [B, heads, T, head size]."""
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_LONGEST:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
     attended, _ = sdpa_attention_forward(
@@ -67,21 +64,15 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     return model
 
 
-def recompute_layers(model: PreTrainedModel) -> None:
+def enable_recompute(model: PreTrainedModel) -> None:
     """Enable gradient checkpointing: store only each layer's input for the backward pass."""
     # With use_reentrant=True, frozen embeddings (LoRA) would leave all layers without gradients.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each decoder layer for inputs of any shape. Raise ValueError if it finds no layer.
-
-    torch.compile compiles the first layer, and the other layers reuse the result. Weights keep
-    their names. Embeddings, the chunked output head and DeepSpeed are not compiled.
-    """
-    layers = [
-        module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
+    """Compile each decoder layer once for inputs of any shape. Raise ValueError without layers."""
+    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
         raise ValueError(f"trainer.compile=true finds no layers in {kind}: set it to false")

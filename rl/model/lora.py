@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # the adapter's name in peft
 _SAVED = f".modules_to_save.{_NAME}."
-# Names of an expert's matrices in Hugging Face checkpoints.
 _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
@@ -39,7 +38,6 @@ class NoAdapter:
     """The options of conf/adapter/none.yaml: no adapter, so all weights are trained."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
-        """Return the model unchanged."""
         return model
 
 
@@ -59,10 +57,7 @@ class LoRA:
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
         """Freeze the model, insert trainable LoRA matrices of the model's dtype, and return it.
 
-        Args:
-            model: a transformers model that is not sharded yet.
-            seed: the seed for the matrices A. All ranks must use the same seed.
-            base: name or folder of the model, written to adapter_config.json.
+        `seed` must be equal on all ranks. `base` is written to adapter_config.json.
         """
         import torch
         from peft import LoraConfig, get_peft_model
@@ -85,7 +80,6 @@ class LoRA:
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
     def _targets(self, model: PreTrainedModel) -> Literal["all-linear"] | list[str]:
-        """Return the names of the modules to adapt, without a mixture's experts."""
         from torch import nn
 
         if self.target_modules != "all-linear" or not _has_experts(model):
@@ -99,7 +93,6 @@ class LoRA:
         return sorted(linear - _EXPERT_MATRICES)
 
     def _check(self, model: PreTrainedModel) -> None:
-        """Raise ValueError if a listed module is missing, an expert, or shares its weights."""
         if _has_experts(model):
             check_targets(self.target_modules)
         names = [name for name, _ in model.named_modules()]
@@ -148,17 +141,12 @@ def _has_experts(model: PreTrainedModel) -> bool:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Return whether `LoRA.attach` was called on the model."""
     return any(hasattr(module, "_disable_adapters") for module in model.modules())
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Disable the adapter inside the block. The block must not compute gradients.
-
-    Raises:
-        ValueError: the model has no adapter.
-    """
+    """Disable the adapter inside the block. The block must not compute gradients."""
     # Set peft's private flag, because peft's public method also changes requires_grad of the
     # parameters that DeepSpeed optimises.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
@@ -186,9 +174,9 @@ def active_module(module: Any) -> nn.Module:
 class Recipe:
     """The name of a tensor that is pushed or saved, and the function that computes it."""
 
-    name: str  # name of the tensor
-    parts: list[nn.Parameter]  # parameters from which `make` computes it. ZeRO-3 gathers them first
-    make: Callable[..., Tensor]  # function of the gathered parts that returns the tensor
+    name: str
+    parts: list[nn.Parameter]  # arguments of `make`. ZeRO-3 gathers them first
+    make: Callable[..., Tensor]
 
 
 def full_weights(model: nn.Module) -> Iterator[Recipe]:
@@ -247,5 +235,4 @@ def peft_config(model: Any) -> dict[str, Any]:
     """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
-    # default=list converts sets, which JSON does not have
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

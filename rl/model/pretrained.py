@@ -45,7 +45,6 @@ class PretrainedModel:
     warm_start: Node | None
 
     def prepare(self, folder: Path) -> Path:  # noqa: ARG002 only TinyModel writes to it
-        """Return the model's folder: model.path, or the download in the hub's cache."""
         local = local_folder(self.path, self.revision, "model")
         check_length(local, self.max_seq_len, "model")
         return local
@@ -61,16 +60,10 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
-    """Return the local folder of a model, downloaded from the hub if necessary.
+    """Return the folder of a model: a local one, or a download of a name on the hub.
 
-    Args:
-        path: a local folder, or a name on the hub.
-        revision: branch, tag or commit on the hub, or None for the newest.
-        group: the config group of the model ("model", "reference"), for error messages.
-        config_only: download only config.json, and check no file.
-
-    Raises:
-        ValueError: the model does not exist, or its files are missing or damaged.
+    If `config_only`, download only config.json and check no file. Messages name the config group
+    `group`. Raise ValueError if the model does not exist, or if files are missing or damaged.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -130,14 +123,12 @@ def check_files(folder: Path) -> None:
                 "replace the link by a copy, because this file is copied into checkpoints"
             )
         json_of(folder / name)
-    missing = missing_weight_file(folder)
-    if missing:
+    if missing := missing_weight_file(folder):
         raise ValueError(
             f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-    damaged = damaged_weight_file(folder)
-    if damaged:
+    if damaged := damaged_weight_file(folder):
         raise ValueError(
             f"{folder / damaged} is truncated or not a safetensors file: download it again"
         )

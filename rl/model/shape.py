@@ -32,7 +32,6 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """The number of parameters of the embedding matrix."""
         return self.vocab * self.hidden
 
     @property
@@ -49,10 +48,7 @@ class Shape:
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return {module name of Llama: (input width, output width)} of a decoder layer.
-
-        Experts are left out, because no adapter changes them (rl/model/lora.py).
-        """
+        """Return {Llama's module name: (input width, output width)} of a layer, without experts."""
         attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -70,7 +66,6 @@ class Shape:
 
 
 def bytes_of(dtype: str) -> int:
-    """Return the number of bytes of one value of this dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 

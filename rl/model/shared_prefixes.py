@@ -92,7 +92,7 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
 def _blocks(
     leaves: np.ndarray, lengths: np.ndarray, shared: np.ndarray
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield blocks as (leaves of similar length, first column to compute, width).
+    """Yield (leaves, first column to compute, width). Leaves in a block have similar lengths.
 
     If consecutive leaves share half of their tokens, one block computes these tokens for all.
     """
@@ -212,7 +212,6 @@ def _attend(
     layout: _Layout,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute the attention of packed tokens in the rows of the leaves."""
     # In float32, the gradients of a token that several rows share are added without rounding.
     packed = [_promote(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
@@ -236,10 +235,7 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask [1, 1, W - first, W] of the queries from column `first` on.
-
-    Return None if the plain causal mask is right for all queries.
-    """
+    """Return the mask [1, 1, W - first, W] of the queries from `first` on, or None if causal."""
     window = window or width
     if first == 0 and window >= width:
         return None

@@ -53,10 +53,7 @@ class TinyModel:
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template to `folder`. Return the folder.
-
-        Raise ValueError if the folder contains another model.
-        """
+        """Write config, tokenizer and chat template, or refuse a folder of another model."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files().items():
             path = folder / name
@@ -72,7 +69,6 @@ class TinyModel:
         return folder
 
     def _architecture(self) -> dict[str, Any]:
-        """Return the keys of config.json that only this kind of network has."""
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 
     def _files(self) -> dict[str, str]:
@@ -89,9 +85,8 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # With the usual 0.02 and rope_theta=1e4 this narrow network solves no word of
-            # reverse-text after 150 supervised steps. With 0.08 and rope_theta=100 it solves
-            # 23-53 % of the words after 120 steps.
+            # With the usual 0.02 and rope_theta=1e4, supervised steps teach no word of reverse-text
+            # in 150 steps. With 0.08 and rope_theta=100 they teach 23-53 % of the words in 120.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -156,7 +151,6 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer file. Raise ValueError if it lacks a special token of Qwen3."""
     if not path.is_file():
         raise ValueError(f"model.tokenizer={path} does not exist: null selects the byte tokenizer")
     tokenizer = Tokenizer.from_file(str(path))

@@ -21,9 +21,8 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 Options = Mapping[str, Any]
+# The allowed values of model.renderer besides auto: the model families of `renderers`.
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
-"""The allowed values of model.renderer besides auto: the model families of `renderers`."""
-
 _CHOICES = ", ".join(RENDERERS)
 
 # model_type of config.json -> renderer, for models whose name `renderers` does not know. glm4_moe
@@ -32,12 +31,7 @@ FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 
 
 class Tokenizer:
-    """The tokenizer in tokenizer.json, with the methods that `renderers.Tokenizer` requires.
-
-    Attributes:
-        name_or_path: the model's name on the hub if it is known, else its folder.
-        eos_token_id, pad_token_id, unk_token_id: ids, or None if the model has no such token.
-    """
+    """The tokenizer in tokenizer.json, with the methods that `renderers.Tokenizer` requires."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -60,7 +54,6 @@ class Tokenizer:
         self._inner.encode_special_tokens = as_text
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of `text`."""
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -149,8 +142,7 @@ _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "obj
 def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
     """Encode messages as plain text, so that <|im_end|> in a message does not end its turn.
 
-    This works only if the renderer inserts its own special tokens by id. If it inserts them as
-    text, the test conversation is rendered differently, and the tokenizer is restored.
+    Change nothing if the renderer inserts its own special tokens as text and would lose them.
     """
 
     def render_all() -> list[list[int]] | None:
@@ -200,7 +192,7 @@ def _family(folder: Path, model: str) -> str:
         return MODEL_RENDERER_MAP[model]
     model_type = _read_json(folder / "config.json").get("model_type")
     family = FAMILIES.get(str(model_type))
-    # Qwen3-Coder and some fine-tunes have model_type qwen3 but write tool calls as XML.
+    # Qwen3-Coder and some fine-tunes share Qwen3's model_type, but write tool calls as XML.
     if family == "qwen3" and "<function=" in (chat_template(folder) or ""):
         family = None
     if family is None:
@@ -217,10 +209,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class PlainParser:
-    """A parser for models without a renderer in `renderers`. It returns completions as plain text.
-
-    Tool calls and thinking stay in the text, where an environment may parse them.
-    """
+    """The parser of models without a renderer. Tool calls and thinking stay in the text."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer(folder)
@@ -236,11 +225,10 @@ class PlainParser:
         return list(self._stops)
 
     def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
-        """Return the whole text, without special tokens, as the content of the message."""
         text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return ParsedResponse(content=text)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_completion(self, text: str) -> list[int]:
         """Return the tokens of a completion with this text, with a stop token at the end."""
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 

@@ -40,7 +40,7 @@ def completion_with_thinking(renderer: Renderer, prompt_ids: list[int]) -> list[
     """Return the tokens of the completion `THINKING`, with the stop token."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
-        return renderer.encode(f"<think>\n{thinking}\n</think>\n\n{answer}")
+        return renderer.encode_completion(f"<think>\n{thinking}\n</think>\n\n{answer}")
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
     ids, owners = rendered.token_ids, rendered.message_indices

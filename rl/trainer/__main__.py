@@ -1,8 +1,4 @@
-"""Run one trainer rank: `python -m rl.trainer <run folder>`.
-
-The supervisor sets RANK, LOCAL_RANK and WORLD_SIZE, and for several hosts also MASTER_ADDR and
-MASTER_PORT.
-"""
+"""Run one trainer rank: `python -m rl.trainer <run folder>`, started by the supervisor."""
 
 import os
 import sys

@@ -34,7 +34,6 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
 
 
 def peak_gib() -> float:
-    """Return the largest host memory that this process has had so far, in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -42,8 +41,7 @@ class Alarms:
     """The metrics of the last steps, and the warnings that were not logged yet."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        """`memory` returns the largest memory of this process in GiB."""
-        self._memory, self._early = memory, 0.0  # its value after the first steps
+        self._memory, self._early = memory, 0.0  # _early: memory after the first steps
         self._num_own = 0  # number of steps of this process
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []

@@ -42,11 +42,7 @@ def save_checkpoint(
     model: Path,  # folder of the initial model, whose tokenizer files are copied
     keep: int,  # number of checkpoints to keep
 ) -> Path:
-    """Write a checkpoint after `step` steps and delete all but the newest `keep`. Collective.
-
-    Raises:
-        RunFailed: the checkpoint could not be written. Earlier checkpoints are unchanged.
-    """
+    """Write a checkpoint, and delete all but the newest `keep`. Collective."""
     final = run_folder.checkpoint(step)
     temporary = final.with_name(f".{final.name}.incomplete")
     first = learner.policy.ranks.first
@@ -81,7 +77,6 @@ def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
 
 @contextmanager
 def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Iterator[None]:
-    """Convert a write error in the block to RunFailed, and delete the incomplete checkpoint."""
     try:
         yield
     except RunFailed:
@@ -103,10 +98,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
 
 
 def _is_full_disk(error: Exception) -> bool:
-    """Return whether the disk or the quota is full, according to an error.
-
-    torch and safetensors raise other errors than OSError if the disk is full.
-    """
+    """Return whether the disk or quota is full. torch and safetensors raise RuntimeErrors then."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
@@ -129,7 +121,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Delete a folder and free its space immediately, even if the failed writer has files open."""
+    """Free the folder's disk space immediately, even if the failed writer has files open."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():

@@ -14,20 +14,18 @@ the same branch and no rank waits for a batch while rank 0 still waits for a vLL
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rl.config.nodes import InferenceNode
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
+from rl.learner.policy import Policy
 from rl.learner.ranks import Ranks
 from rl.records import MicroBatch
 from rl.runtime.endpoint import request_restart
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.weights.pusher import NoReceiver, WeightPusher
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
 
 _POLL_S = 0.2
 
@@ -39,7 +37,6 @@ class Receivers:
     """The vLLM replicas that receive weights. `updated` contains those with the newest version."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
-        """Store the arguments. `timeout` is trainer.wait_timeout in seconds."""
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
         # Other ranks wait in a collective meanwhile. It times out after 2 * trainer.wait_timeout.
         self.restart_timeout = min(inference.startup_timeout, timeout)
@@ -47,10 +44,7 @@ class Receivers:
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
-        """Wait until all replicas answer, at most inference.startup_timeout seconds.
-
-        The supervisor starts the replicas, and ends this process if a replica fails.
-        """
+        """Wait until all replicas answer. The supervisor ends this process if a replica fails."""
         timeout = self._inference.startup_timeout
         deadline = time.monotonic() + timeout
         while len(started := self._started()) < len(self._inference.names):
@@ -70,7 +64,6 @@ class Receivers:
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
     def restart(self, name: str, why: str) -> None:
-        """Make the supervisor restart a replica that failed to load the weights."""
         request_restart(self._run_folder, name, self.updated.pop(name), why)
 
     def _started(self) -> list[Replica]:
@@ -78,13 +71,11 @@ class Receivers:
 
 
 class Delivery:
-    """The object that pushes and probes each version. All ranks call `begin` and `deliver`."""
-
     def __init__(
         self,
         pusher: WeightPusher,
         receivers: Receivers,
-        policy: "Policy",
+        policy: Policy,
         ranks: Ranks,
         run_folder: RunFolder,
     ) -> None:
@@ -92,10 +83,7 @@ class Delivery:
         self._policy, self._ranks, self._run_folder = policy, ranks, run_folder
 
     def begin(self, version: int) -> None:
-        """Wait until every vLLM answers, and push the weights with which this process starts.
-
-        Before this push vLLM has dummy weights, or after a resume the run's initial weights.
-        """
+        """Wait until every vLLM answers, and push the weights with which this process starts."""
         self._receivers.wait()
         self._include_new_replicas()
         self._pusher.push(self._policy, version, must_differ=False)
@@ -105,11 +93,7 @@ class Delivery:
     ) -> bool:
         """Make every vLLM sample with this version. Return False if a stop request prevents it.
 
-        The probe compares logprobs of rows of `batch`, the first micro-batch of the step that made
-        the version. The probe's metrics are added to `stats`.
-
-        Raises:
-            RunFailed: no vLLM has the version and no stop was requested, or the weights are wrong.
+        Add the probe's metrics to `stats`. Raise RunFailed if no vLLM has the version.
         """
 
         def push() -> None:
@@ -133,10 +117,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs, and return the replicas that have it.
-
-        Return {} if none restarted. Not collective, because rank 0 has kept the packed weights.
-        """
+        """Push the newest version to restarted vLLMs. Return all that have it. Not collective."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
@@ -145,12 +126,12 @@ class Delivery:
 
     def updated_replicas(self) -> dict[str, int]:
         """Return the replicas that have the weights, and request restarts of the lost replicas."""
-        for lost in self._pusher.take_lost():
-            self._receivers.restart(lost.name, lost.reason)
+        for name, reason in self._pusher.take_lost().items():
+            self._receivers.restart(name, reason)
         return self._receivers.updated
 
     def _failure_of(self, work: Callable[[], None]) -> str:
-        """Run `work`. Return rank 0's NoReceiver error as text, or "" without error. Collective."""
+        """Return rank 0's NoReceiver error as text, or "" without error. Collective."""
         lost = ""
         try:
             work()
@@ -159,10 +140,7 @@ class Delivery:
         return self._ranks.from_first(lost)
 
     def _next_action(self) -> Literal["again", "stop", "fail"]:
-        """Request restarts of lost replicas, and wait. Return whether to push again, stop or fail.
-
-        The supervisor restarts a failed replica, or requests a stop if it failed too often.
-        """
+        """Request restarts, then wait for a restarted vLLM or for the supervisor's stop request."""
         self.updated_replicas()
         deadline = time.monotonic() + self._receivers.restart_timeout
         while time.monotonic() < deadline:

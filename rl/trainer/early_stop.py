@@ -15,10 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
-    """Warn if no line of metrics has the metric of stop_when, whose name may be misspelt.
-
-    This is no error, because some metrics first appear in a later step.
-    """
+    """Warn if no metric has the name in stop_when. Some metrics first appear in later steps."""
     if run.stop_when is None:
         return
     metric = StopWhen.of(run.stop_when).metric

@@ -68,29 +68,21 @@ class Loggers(Logger):
     loggers: dict[str, Logger]
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Start every logger."""
         for logger in self.loggers.values():
             logger.start(folder, run_name, config)
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Log the metrics of one step with every logger."""
         for logger in self.loggers.values():
             logger.log(step, metrics)
 
     def finish(self) -> None:
-        """Finish every logger."""
         for logger in self.loggers.values():
             logger.finish()
 
 
 @dataclass(kw_only=True)
 class WandbLogger(Logger):
-    """The logger for Weights & Biases.
-
-    Attributes:
-        rollouts_every: number of steps between two tables of rollouts, or 0 for no tables.
-        num_rollouts: number of rows in each table.
-    """
+    """The logger for Weights & Biases (conf/logger/wandb.yaml)."""
 
     project: str
     entity: str | None
@@ -104,10 +96,8 @@ class WandbLogger(Logger):
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Start the wandb run of this run folder, or resume it.
 
-        wandb cannot remove or replace logged steps. So after a resume that repeats steps, this
-        method starts a new wandb run and logs the steps up to the checkpoint again.
-
-        Without a key or a connection, wandb writes to the run's folder.
+        wandb cannot remove logged steps. So after a resume that repeats steps, this method starts
+        a new wandb run and logs the steps up to the checkpoint again.
         """
         if self.mode == "disabled":
             self.is_off = True
@@ -135,7 +125,6 @@ class WandbLogger(Logger):
 
     @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Send the metrics of one step, and a table of rollouts if one is due."""
         values = {name: v for name, v in metrics.items() if finite_float(v) is not None}
         self._run.log({**values, **self._table(step)}, step=step)
 
@@ -146,7 +135,6 @@ class WandbLogger(Logger):
         self.is_off = True
 
     def _table(self, step: int) -> dict[str, Any]:
-        """Return a table with some rollouts of the step, or {} if no table is due."""
         if self._folder is None or not self.rollouts_every or step % self.rollouts_every:
             return {}
         rows = rollout_rows(self._folder, step, self.num_rollouts)
@@ -159,7 +147,6 @@ class WandbLogger(Logger):
 
 
 def _login_problem() -> str:
-    """Return why wandb cannot upload, or "" if it can. Do not ask the user for a key."""
     import wandb
 
     try:
@@ -170,7 +157,6 @@ def _login_problem() -> str:
 
 
 def _has_lost_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume has dropped steps since `wandb_id` wrote its file."""
     known = run_folder.wandb_id
     return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 
@@ -183,9 +169,8 @@ def _size_of_dropped(run_folder: RunFolder) -> str:
 def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
-    The id has a random suffix, because runs in other folders or on other machines may have the same
-    name. The file also stores the size of metrics.dropped.jsonl, because a larger size shows that a
-    later resume has dropped steps. File times could not show this in a copy of the folder.
+    The random suffix separates runs with the same name. The file also stores the size of
+    metrics.dropped.jsonl, which is larger after a resume that dropped steps.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id
@@ -214,7 +199,6 @@ def _table_row(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(messages: list[dict[str, Any]]) -> str:
-    """Return the text and tool calls of messages, one paragraph per message."""
     parts = []
     for message in messages:
         content = message.get("content") or ""

@@ -38,8 +38,6 @@ from rl.wire import NoMoreBatches
 
 
 class TrainingRun:
-    """The training loop of one trainer rank, and the objects that it uses."""
-
     num_saved = 0  # number of steps in the newest checkpoint of this process
 
     def __init__(self, run_folder: RunFolder) -> None:
@@ -125,7 +123,6 @@ class TrainingRun:
         self._finish("done")
 
     def _start_sampling(self) -> RolloutsLink:
-        """Connect to the rollouts process, push the initial weights, and let the sampling start."""
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank, self.delivery)
         rollouts.connect(self.settings.wait_timeout)
         if self.metrics:  # on rank 0
@@ -141,7 +138,6 @@ class TrainingRun:
         return rollouts
 
     def _build_delivery(self) -> Delivery | None:
-        """Return the Delivery of weights to vLLM, or None if the run needs no vLLM."""
         if not self.run.sampler.uses_vllm:
             return None
         run, timeout = self.run, self.settings.wait_timeout
@@ -159,10 +155,6 @@ class TrainingRun:
     def _evaluation(
         self, rollouts: RolloutsLink, watch: Stopwatch, version: int
     ) -> dict[str, float]:
-        """Return the metrics of the evaluation of a version, or {} if no evaluation is due.
-
-        Every rank waits, because the next collective needs all ranks within wait_timeout.
-        """
         if not build(self.run.evaluation)().is_due(version, self.run.max_steps):
             return {}
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
@@ -188,11 +180,7 @@ class TrainingRun:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
-        """Save a checkpoint and end the run before max_steps.
-
-        Raises:
-            RunFailed: the run ends without a stop request.
-        """
+        """Save a checkpoint and end the run before max_steps."""
         # Compare step numbers, because other hosts may not see the newest checkpoint's folder yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
@@ -211,7 +199,6 @@ class TrainingRun:
     def _log(
         self, step: int, batch: RankBatch, stats: dict[str, float], seconds: float
     ) -> dict[str, Any]:
-        """Write the metrics line of a step, and return it without its time."""
         rate = batch.metrics.get("train/tokens", 0.0) / seconds
         times = {"time/step": seconds, "rollout/tokens_per_s": rate}
         line = {**batch.metrics, **stats, **times, "train/policy_version": step + 1}

@@ -4,14 +4,9 @@ from torch.profiler import profile, schedule
 
 from rl.runtime.folder import RunFolder
 
-_TABLE_ROWS = 30
-
 
 def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
-    """Start a profiler that skips a step and records `num_steps`. Return None if `num_steps` is 0.
-
-    The caller calls `step` after each step, and `stop` at the end of the run.
-    """
+    """Start a profiler that skips a step and records `num_steps`. Return None if it is 0."""
     if not num_steps:
         return None
 
@@ -20,7 +15,7 @@ def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile 
         path.parent.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
         on_gpu = "cuda" if recorded.use_device == "cuda" else "cpu"
-        table = recorded.key_averages().table(f"self_{on_gpu}_time_total", row_limit=_TABLE_ROWS)
+        table = recorded.key_averages().table(f"self_{on_gpu}_time_total", row_limit=30)
         path.with_name(f"rank{rank}.txt").write_text(table)
 
     once = schedule(wait=0, warmup=1, active=num_steps, repeat=1)

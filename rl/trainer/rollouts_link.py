@@ -35,6 +35,7 @@ class RolloutsLink:
         while True:
             try:
                 self._socket = self._open_connection(timeout)
+                return
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise RunFailed(
@@ -42,11 +43,8 @@ class RolloutsLink:
                         f"{timeout:g} s: see logs/rollouts.log, or raise the limit"
                     ) from error
                 time.sleep(0.1)  # the rollouts process listens after it has loaded its environment
-            else:
-                return
 
     def _open_connection(self, timeout: float) -> socket.socket:
-        """Return a connection to the published port, or to the Unix socket on this host."""
         listening = Endpoint.read(self._run_folder, "rollouts")
         if listening is None:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
@@ -58,12 +56,9 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's share of a step's batch, waiting at most `timeout` seconds for it.
+        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch.
 
-        `shares_prefixes`: whether the trainer computes equal beginnings of rows only once.
-
-        Raises:
-            NoMoreBatches: the rollouts process delivers no further batch.
+        `shares_prefixes` says whether the trainer computes equal beginnings of rows only once.
         """
         self._socket.settimeout(timeout)
         late = (
@@ -74,10 +69,7 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report that vLLM has the weights of this version, so that new groups may start.
-
-        `replicas` maps the name of each vLLM with these weights to its incarnation.
-        """
+        """Report that the vLLMs `replicas` {name: incarnation} have the weights of this version."""
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
@@ -99,7 +91,6 @@ class RolloutsLink:
         return tuple(self._call(call, list, self._no_answer))
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the rollouts process that a checkpoint stores."""
         return self._call(Call(what="state"), dict, self._no_answer)
 
     @property

@@ -40,7 +40,6 @@ class TensorBoardLogger(Logger):
 
     @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Write one step to disk immediately, so that a killed run loses no step."""
         for name, value in metrics.items():
             if (number := finite_float(value)) is not None:
                 self._writer.add_scalar(name, number, step)
@@ -48,6 +47,5 @@ class TensorBoardLogger(Logger):
 
     @turn_off_on_error
     def finish(self) -> None:
-        """Close the event files."""
         self._writer.close()
         self.is_off = True

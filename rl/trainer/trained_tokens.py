@@ -17,8 +17,6 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True)
 class _RecordedRows:
-    """The recorded rows of a micro-batch."""
-
     update: int
     ids: list[str]
     rows: list[int]
@@ -26,7 +24,6 @@ class _RecordedRows:
     columns: dict[str, np.ndarray]  # [N] each
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column, or NaN if only other micro-batches have this metric of the loss."""
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
 
 
@@ -47,19 +44,16 @@ class StepRecord:
         self._of_update.append((update, number, dict(tokens)))
 
     def _record_ids(self, number: int) -> list[str]:
-        """Return the record id of each row of a micro-batch, or "" if the row is not recorded."""
         rollouts, ids = self._batch.micro_batches[number].rollout_ids, self._batch.record_ids
         return [ids[i] if ids and i >= 0 else "" for i in rollouts]
 
     def _copy(self) -> None:
-        """Copy the values of the recorded rows to the CPU, and release all tensors."""
         for update, number, tokens in self._of_update:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
             if not any(ids):
                 continue
             is_recorded = np.array(list(map(bool, ids)))  # [B]
             counts = micro.completion_mask.sum(1)  # [B]
-            # Stack the tensors, because one copy from the GPU is faster than many.
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
             self._recorded.append(

@@ -27,7 +27,6 @@ from rl.weights.transport import Reader, Sender, Weights
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-_REMOTE_FOLDER = Path("/tmp")  # parent of the adapter's folder if vLLM is on another host
 _CONFIG, _MATRICES = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -43,11 +42,7 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """In worker 0, write the adapter's folder, from which all workers load it.
-
-        `form` is the content of adapter_config.json. `source` is the file path or the base64 text
-        of the matrices in the first push, and `fingerprint` is the hash of these matrices.
-        """
+        """In worker 0, write the first matrices and `form` (adapter_config.json) to `folder`."""
         self.form, self._folder = form, Path(folder)
         self._has_folder = worker == 0
         if self._has_folder:
@@ -58,7 +53,6 @@ class AdapterReader(Reader):
             (self._folder / _MATRICES).write_bytes(content)
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
-        """Return the matrices, mapped from the file or decoded from the request."""
         if self._has_folder:  # vLLM has already loaded this folder, so delete it
             (self._folder / _CONFIG).unlink()
             (self._folder / _MATRICES).unlink()
@@ -77,7 +71,6 @@ class AdapterSender(Sender):
     adapter_only: ClassVar[bool] = True
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the trained matrices under peft's names on rank 0. All ranks must call it."""
         self._form = peft_config(policy.engine.module.model)
         return policy.adapter_weights()
 
@@ -85,20 +78,18 @@ class AdapterSender(Sender):
         """Make vLLM load the current adapter from a folder, which the reader writes."""
         socket = vllm.replica.address.path
         # The name is random, so that no other user can have created the folder before.
-        folder = (socket.parent if socket else _REMOTE_FOLDER) / f"offbyone-adapter-{uuid4().hex}"
+        folder = (socket.parent if socket else Path("/tmp")) / f"offbyone-adapter-{uuid4().hex}"
         # Never finish this update, because vLLM drops all adapters when an update finishes.
         vllm.start_update()
         self.open_readers(vllm, {"form": self._form, "folder": str(folder), **self.update(vllm)})
         vllm.load_adapter(SERVED_AS[True], folder)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return the memory file's path for a vLLM on this host, else the file's bytes."""
         if vllm.replica.address.path:  # a vLLM with a Unix socket runs on this host
             return {"path": self._file.path}
         return {"content": self._file.content}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Make vLLM replace its matrices by the packed ones, and set its policy version."""
         vllm.update(self.update(vllm))
         vllm.set_version(version)
 

@@ -14,16 +14,12 @@ _MOST_THREADS = 8
 
 
 def tensor_hash(tensor: torch.Tensor) -> int:
-    """Return the hash of a tensor's bytes in row-major order."""
     content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return xxhash.xxh3_64_intdigest(content.numpy().data)
 
 
 def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
-    """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter.
-
-    `hash_of` returns the hash of the tensor with a given name. It is called in several threads.
-    """
+    """Return the hash of all tensors as 16 hex digits. Several threads call `hash_of`."""
     names = sorted(weights)
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
         hashes: Iterable[int] = pool.map(hash_of, names)
@@ -35,5 +31,4 @@ def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str],
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return the hash of all tensors as 16 hex digits. The order of the mapping does not matter."""
     return combine_hashes(weights, lambda name: tensor_hash(weights[name]))

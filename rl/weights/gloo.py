@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 # Bytes per broadcast. The kernel copies each piece twice, and larger ones exceed the CPU cache.
 _PIECE_BYTES = 1 << 24
-_LOOPBACK = "127.0.0.1"
 
 
 class GlooReader(Reader):
@@ -46,7 +45,6 @@ class GlooReader(Reader):
         return read_weights(self._file.path, fingerprint)
 
     def close(self) -> None:
-        """Release the memory of the weights."""
         self._file.close()
 
 
@@ -58,7 +56,6 @@ class GlooSender(Sender):
     reader_copy: ClassVar[bool] = True
 
     def open(self, timeout: float) -> None:
-        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
@@ -67,7 +64,7 @@ class GlooSender(Sender):
         self._groups.pop(vllm.replica.name, None)
         size = 1 + vllm.num_workers()
         to = vllm.replica.address
-        host = _LOOPBACK if to.path else source_address(to.host, to.port)
+        host = "127.0.0.1" if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
         joined = _in_thread(lambda: create_group(store, 0, size, host, self._timeout))
@@ -75,11 +72,9 @@ class GlooSender(Sender):
         self._groups[vllm.replica.name] = self._result(joined)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
-        """Return the number of bytes that the broadcast sends."""
         return {"num_bytes": len(self._file.content)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        """Broadcast the weights in a thread while vLLM processes the update request."""
         sent = _in_thread(lambda: self._broadcast(vllm.replica.name))
         super().send(vllm, version)
         self._result(sent)
@@ -99,7 +94,6 @@ class GlooSender(Sender):
             raise RuntimeError(error)
 
     def _result(self, future: Future[T]) -> T:
-        """Return a thread's result. Raise RunFailed if the thread fails or exceeds the timeout."""
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
@@ -121,7 +115,6 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """Create a gloo process group that uses the network interface of the address `host`."""
     backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]

@@ -37,14 +37,7 @@ class MemoryFile:
         self._layout = b""  # header of the last write, or b"" if the memory has changed
         self.places: dict[str, torch.Tensor] = {}  # weights of the last write, as views
 
-    def __enter__(self) -> "MemoryFile":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Close the file. The kernel frees the memory when no reader maps it any more."""
         self._unmap()
         os.close(self._descriptor)
 
@@ -132,7 +125,6 @@ class MemoryFile:
 
 
 def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """Return the memory from `offset` on as a tensor with the shape and dtype of `like`."""
     if not like.numel():
         return torch.empty_like(like, device="cpu")
     flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset)
@@ -140,12 +132,11 @@ def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
 
 
 def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
-    """Return a mapped file's weights. Raise RuntimeError if their hash is not `expected`."""
     return require_fingerprint(load_file(path), expected)
 
 
 def require_fingerprint(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
-    """Return the weights. Raise RuntimeError if their fingerprint is not `expected`."""
+    """Return the weights. Raise RuntimeError if their hash is not `expected`."""
     found = fingerprint(weights)
     if found != expected:
         what = f"the trainer wrote {expected}, vLLM read {found}"

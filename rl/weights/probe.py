@@ -5,17 +5,14 @@ Equal weights give different logprobs if trainer and vLLM compute attention or r
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from rl.inference.routes import VLLMRoutes
+from rl.learner.policy import Policy
 from rl.records import MicroBatch
 from rl.runtime.failure import RunFailed
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
 
 # The bound of later probes is the first probe's mean times this factor, because the usual rounding
 # error depends on device and model. The bound is at least max_mismatch / 2, because less probable
@@ -31,7 +28,7 @@ class ProbedRows:
     logprobs: list[torch.Tensor]  # logprob of each token except the first, at temperature 1
 
     @classmethod
-    def of(cls, policy: "Policy", batch: MicroBatch, num_rows: int) -> "ProbedRows":
+    def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
         """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
         # Drop the last token, because vLLM samples one more token and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
@@ -53,17 +50,12 @@ class MismatchBound:
     """The largest allowed mean |logprob difference|. The first probe sets the later bound."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
-        """`resumed`: whether an earlier process trained this run. Its first probe is not stored."""
         self._max_mismatch, self._is_first = max_mismatch, True
         # The first probe of a resumed run gets the largest bound that a later probe can have.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
-        """Return mean and maximum of the absolute logprob differences `gap` [N].
-
-        Raises:
-            RunFailed: the mean is NaN or exceeds the bound.
-        """
+        """Return metrics of `gap` [N]. Raise RunFailed if the mean is NaN or exceeds the bound."""
         mean = float(gap.mean())
         if not mean <= self._bound:  # also True for NaN
             later = "" if self._is_first else ", adapted to the first probe"

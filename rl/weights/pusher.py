@@ -11,29 +11,14 @@ logprobs with the same weights (the probe).
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
+from rl.learner.policy import Policy
 from rl.records import MicroBatch
 from rl.runtime.failure import RunFailed
 from rl.weights.probe import MismatchBound, ProbedRows
 from rl.weights.transport import Sender
-
-if TYPE_CHECKING:
-    from rl.learner.policy import Policy
-
-
-@dataclass(frozen=True)
-class LostReceiver:
-    """A replica that failed to load the weights. It must answer no request until it is restarted.
-
-    The replica may be paused, and its weights are unknown.
-    """
-
-    name: str
-    reason: str
 
 
 class NoReceiver(RunFailed):
@@ -46,43 +31,28 @@ class WeightPusher:
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
     ) -> None:
-        """Store the arguments. Connect to no vLLM yet.
-
-        Args:
-            sender: the opened sender of conf/sync.
-            receivers: the routes of every vLLM. Ranks other than 0 ignore them.
-            resumed: whether an earlier process trained this run (MismatchBound).
-        """
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
-        self._connected, self._lost = set[str](), list[LostReceiver]()
+        self._connected, self._lost = set[str](), dict[str, str]()
         self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
         self.add(receivers)
 
     def add(self, receivers: Sequence[VLLMRoutes]) -> None:
-        """Include new or restarted replicas in the next push."""
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
             self._connected.discard(receiver.replica.name)
         self._had_several |= len(self._receivers) > 1
 
-    def take_lost(self) -> list[LostReceiver]:
-        """Return the replicas that failed a push or a probe since the last call."""
-        lost, self._lost = self._lost, []
+    def take_lost(self) -> dict[str, str]:
+        """Return {replica name: reason} of those that failed a push or a probe since last time."""
+        lost, self._lost = self._lost, {}
         return lost
 
-    def push(self, policy: "Policy", version: int, *, must_differ: bool) -> None:
+    def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
-        Args:
-            policy: the policy whose weights are pushed.
-            version: the policy version that vLLM reports for every later token.
-            must_differ: whether the optimizer took a step, so that unchanged weights are an error.
-
-        Raises:
-            NoReceiver: no vLLM has loaded the weights.
-            RunFailed: `must_differ` is True, but the weights equal those of the previous push.
+        Raise NoReceiver if no vLLM loads them, or RunFailed if `must_differ`, but none changed.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -102,7 +72,6 @@ class WeightPusher:
         self._push_to_all(receivers, version)
 
     def push_again(self) -> None:
-        """Push the weights of the last push to vLLMs that have started since. Only on rank 0."""
         new = [one for name, one in self._receivers.items() if name not in self._connected]
         self._push_to_all(new, self._version)
 
@@ -114,7 +83,6 @@ class WeightPusher:
                 self._remove(receiver, failure)
 
     def _push_to(self, receiver: VLLMRoutes, version: int) -> RunFailed | None:
-        """Push the packed weights to one vLLM. Return the error, or None after success."""
         try:
             with receiver.shared_timeout():
                 if receiver.replica.name not in self._connected:
@@ -130,22 +98,17 @@ class WeightPusher:
         return None
 
     def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        """Remove a failed replica. Raise NoReceiver if it was the last one."""
         del self._receivers[receiver.replica.name]
-        self._lost.append(LostReceiver(receiver.replica.name, str(failure)))
+        self._lost[receiver.replica.name] = str(failure)
         if not self._receivers:
             which = f"no replica is left: {receiver.replica.name}: " if self._had_several else ""
             raise NoReceiver(f"{which}{failure}") from failure
 
-    def probe(self, policy: "Policy", batch: MicroBatch, version: int) -> dict[str, float]:
+    def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Trainer and vLLM score the same text at temperature 1, so only weights and arithmetic can
-        differ. The push has verified the weights of all replicas, so each probe uses one replica.
-
-        Raises:
-            NoReceiver: no vLLM answers any more.
-            RunFailed: the logprobs differ too much (MismatchBound).
+        Both score the same text at temperature 1, so only weights and arithmetic can differ. The
+        push has verified the weights of all replicas, so each probe uses one replica.
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

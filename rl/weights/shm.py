@@ -20,7 +20,6 @@ class FileReader(Reader):
         """Ignore the worker's number, because every worker reads the whole file."""
 
     def read(self, fingerprint: str, *, path: str) -> dict[str, torch.Tensor]:
-        """Return the weights in the mapped file. No byte is copied before vLLM loads them."""
         return read_weights(path, fingerprint)
 
 

@@ -49,25 +49,17 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 
 def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
-    if STARTED_BY_RUN in os.environ:
-        add_working_folder()
+    if STARTED_BY_RUN in os.environ and os.getcwd() not in sys.path:
+        # PYTHONSAFEPATH removed this folder, which may contain the user's Reader.
+        sys.path.append(os.getcwd())
     patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
     WeightTransferEngineFactory.register_engine("adapter", AdapterEngine)
 
 
-def add_working_folder() -> None:
-    """Let vLLM import the user's modules, such as a Reader, from the working folder.
-
-    PYTHONSAFEPATH removes this folder from sys.path. Append it, so that its files hide no library.
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-
-
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The request that opens a reader: its class by name, and its constructor arguments."""
+    """The request that creates a reader: its class by name, and its constructor arguments."""
 
     reader: str
     facts: dict[str, Any]
@@ -82,12 +74,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """The base class of our transfer engines, which creates the reader.
-
-    Raises:
-        RuntimeError: the weights differ from those of the trainer, or a layer does not compute with
-            them. vLLM returns the error to the trainer, so the push fails in the same step.
-    """
+    """The base class of our transfer engines. vLLM returns a RuntimeError to the trainer."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -102,13 +89,11 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Do nothing, so that the model is unchanged if the trainer then fails to send weights."""
 
     def shutdown(self) -> None:
-        """Close the reader, if one is open."""
         if self._reader:
             self._reader.close()
             self._reader = None
 
     def read(self, update_info: UpdateInfo) -> dict[str, torch.Tensor]:
-        """Return the weights of a push from the reader."""
         assert self._reader
         return self._reader.read(update_info.fingerprint, **update_info.source)
 
@@ -120,7 +105,6 @@ class WholeWeightsEngine(_Engine):
     _loaded: Collection[str] = ()  # names of the parameters that the model's loader has set
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Read weights with a verified fingerprint, then load them with the model's own loader."""
         # Keep the weights until `finish_weight_update` has compared every layer with them.
         self._received = self.read(update_info)
         # Restore the original shapes of the parameters, so that weights can be loaded.
@@ -168,12 +152,10 @@ class AdapterEngine(_Engine):
     """The engine that loads pushed matrices into vLLM's only adapter."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Create the reader, which writes the folder from which vLLM loads the adapter once."""
         super().init_transfer_engine(init_info)
         self._form = PEFTHelper.from_dict(init_info.facts["form"])
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load the received matrices into the adapter, then check that vLLM holds their values."""
         received = self.read(update_info)
         manager = cast("LoRAModelManager", self.model.lora_manager)
         names = getattr(self.model, "hf_to_vllm_mapper", None)
@@ -208,5 +190,4 @@ class AdapterEngine(_Engine):
 
 @cache
 def _log_once(text: str) -> None:
-    """Write a line to vLLM's log, but only once per process."""
     log.info("weight push: %s", text)

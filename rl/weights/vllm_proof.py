@@ -47,7 +47,6 @@ def compare_parameters(
 
 
 def _find_sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:
-    """Return the sent weights of a parameter in vLLM's layout, or None if they are unknown."""
     owner, _, leaf = name.rpartition(".")
     prefix, _, last = owner.rpartition(".")
     sources = [f"{prefix}.{source}.{leaf}".lstrip(".") for source in packed.get(last, [last])]
@@ -55,9 +54,7 @@ def _find_sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> 
     return _stack_rows(known) if len(known) == len(sources) else None
 
 
-def _is_equal(
-    layer: Any, leaf: str, held: torch.Tensor, sent: torch.Tensor
-) -> bool | None:  # [out, in] or [in]
+def _is_equal(layer: Any, leaf: str, held: torch.Tensor, sent: torch.Tensor) -> bool | None:
     # Rows beyond those of `sent` pad the vocabulary. A repacked layer has no rows to read.
     can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
     equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
@@ -67,20 +64,17 @@ def _is_equal(
 
 
 def _compare_experts(owner: str, layer: Any, weights: Weights) -> Iterator[tuple[str, bool | None]]:
-    """Do the same for fused experts, which have other names in transformers than in vLLM."""
     prefix = owner.removesuffix(".routed_experts")
     sent = [weights.get(f"{prefix}.{name}") for name in ("gate_up_proj", "down_proj")]
-    is_known = all(tensor is not None for tensor in sent) and (
-        layer.w13_weight.dtype in _UNQUANTISED
-    )
-    expected = _kernel_weights(layer, *sent) if is_known else {}
+    is_known = sent[0] is not None and sent[1] is not None
+    is_plain = layer.w13_weight.dtype in _UNQUANTISED
+    expected = _kernel_weights(layer, *sent) if is_known and is_plain else {}
     for leaf, held in layer.named_parameters(recurse=False):
         equal = torch.equal(held, expected[leaf]) if leaf in expected else None
         yield f"{owner}.{leaf}", equal
 
 
 def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
-    """Return fused experts' weights [E, out, in] in the layout of the kernel that vLLM uses."""
     # Copy, because some kernels change the layout in place.
     w13, w2 = (tensor.to(layer.w13_weight, copy=True) for tensor in (w13, w2))
     method, twin = layer.quant_method, torch.nn.Module()
@@ -94,7 +88,6 @@ def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
 
 
 def parameters_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
-    """Yield the names of parameters that are views of `weights`, which the next push overwrites."""
     places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
     for name, parameter in model.named_parameters():
         if parameter.numel() and parameter.untyped_storage().data_ptr() in places:
@@ -102,7 +95,6 @@ def parameters_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[
 
 
 def coverage_line(proof: Mapping[str, bool | None]) -> str:
-    """Return a log line with the number of parameters that were compared with the sent weights."""
     unknown = [name for name, equal in proof.items() if equal is None]
     text = f"{len(proof) - len(unknown)} of {len(proof)} parameters are compared with what was sent"
     if not unknown:
@@ -114,16 +106,13 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
     """Return whether a layer's repacked weights, which cannot be read, compute like `weight`.
 
-    A tolerance would have to exceed the rounding differences between kernels, which are larger
-    than the change of one training step. So `weight` is repacked for the same kernel, and both
-    outputs must be equal bit by bit. Half of the inputs are noise, which involves every weight. The
-    other half select single columns, so that nothing is rounded.
+    A tolerance would have to exceed the rounding differences between kernels, which are larger than
+    the change of one step. So `weight` is repacked for the same kernel, and both outputs must be
+    equal. Half of the inputs are noise, which involves every weight. The others select columns.
     """
     probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)
-    computed = layer.cpu_linear(
-        probe, layer.weight, bias
-    )  # [P, out]; out includes a vocabulary's padding
+    computed = layer.cpu_linear(probe, layer.weight, bias)  # [P, out with padding]
     missing = computed.shape[1] - len(weight)
     padded = _stack_rows([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
@@ -153,8 +142,7 @@ def adapted_layers_that_differ(
 ) -> Iterator[str]:
     """Yield the layers whose adapter matrices in vLLM are missing or differ from the sent ones.
 
-    A key of `sent` is (layer name, True for matrix A or False for matrix B). vLLM fuses layers, and
-    multiplies matrix B by the adapter's scale.
+    A key of `sent` is (layer name, True for matrix A or False for matrix B).
     """
     held: dict[tuple[str, bool], torch.Tensor] = {}
     for name, layer in manager.modules.items():

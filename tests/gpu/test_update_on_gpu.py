@@ -1,6 +1,7 @@
 """An update on a GPU gives what it gives on the CPU; `pytest -m gpu` runs these tests."""
 
 import os
+from contextlib import closing
 
 import pytest
 import torch
@@ -10,14 +11,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks.first_hour.update import ADAPTER, Updater, config
 from rl.learner.logprobs import PolicyModule
 from rl.learner.ranks import Ranks
-from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
-from rl.model.loading import compile_layers, recompute_layers
+from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
+from rl.model.loading import compile_layers, enable_recompute
 from rl.runtime.devices import gpus_of_driver, visible_gpus
 from rl.weights.memory_file import MemoryFile, read_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CUDA = torch.device("cuda")
-WAYS = {"plain": lambda model: None, "checkpointed": recompute_layers, "compiled": compile_layers}
+WAYS = {"plain": lambda model: None, "checkpointed": enable_recompute, "compiled": compile_layers}
 
 
 def gradient(device, way="plain", adapter="none", dtype=torch.float32):
@@ -27,7 +28,7 @@ def gradient(device, way="plain", adapter="none", dtype=torch.float32):
     model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
     WAYS[way](model.to(device).train())
     module = PolicyModule(model, chunk=16)
-    keep_weight_gradients(module)
+    use_float32_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
     token_ids = torch.arange(96, device=device).view(3, 32)
@@ -75,7 +76,7 @@ def test_a_step_changes_the_weights_and_keeps_them_on_the_gpu():
 
 def test_weights_on_a_gpu_reach_another_process_through_the_memory_file():
     weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(3, device=CUDA).bfloat16()}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         mark = file.write(weights)
         found = read_weights(file.path, mark)
     for name, tensor in weights.items():
@@ -117,7 +118,7 @@ def test_the_gpus_that_nvidia_smi_lists_are_those_that_pytorch_counts():
 
 def test_a_gpu_copies_weights_into_their_places_in_the_memory_file():
     weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(1000, device=CUDA)}
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         before = file.write(weights)
         assert all(place.is_pinned() for place in file.places.values())  # CUDA knows the memory
         weights["b"][7] = 100

@@ -16,7 +16,7 @@ from losses.cispo import cispo
 from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
-from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.loading import compile_layers, enable_recompute, load_model
 from rl.model.lora import LoRA, adapter_weights
 from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
@@ -216,7 +216,7 @@ def with_layers(model: Any, mode: str) -> None:
     if "shared" in mode:
         share_prefixes(model)
     if "checkpointing" in mode:
-        recompute_layers(model)
+        enable_recompute(model)
     if "compiled" in mode:
         compile_layers(model, "aot_eager")  # inductor takes minutes
 

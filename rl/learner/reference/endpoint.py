@@ -46,7 +46,6 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the teacher, after a check of the server's tokenizer and length limit."""
         assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
         top_k = setting.num_candidates(self.top_k)
         remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
@@ -63,9 +62,8 @@ class _RemoteTeacher(Reference):
         self._retries = 0  # retries during the last call of `score`
 
     def _client(self, max_retries: int) -> HttpClient:
-        timeout = self._endpoint.timeout
         return HttpClient(
-            timeout=timeout,
+            timeout=self._endpoint.timeout,
             max_retries=max_retries,
             max_concurrent=_REQUESTS,
             max_mib=_LARGEST_MIB,
@@ -103,7 +101,6 @@ class _RemoteTeacher(Reference):
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        """Return the scores of all micro-batches. Send one request per row, many at a time."""
         questions = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
@@ -131,7 +128,6 @@ class _RemoteTeacher(Reference):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _request(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scored:
-        """Request one row, and return the scores of its tokens at the positions `places`."""
         if not places:
             return self._read([], [])
         # Cut the row after its last completion token, because later tokens need no score.

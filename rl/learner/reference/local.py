@@ -38,7 +38,6 @@ class InitialPolicy:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the policy with its adapter off, or a copy of its initial weights."""
         top_k = setting.num_candidates(self.top_k)
         if setting.policy.has_adapter:
             return _BaseModel(setting.policy, top_k)
@@ -57,7 +56,6 @@ class FrozenModel:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Load the model on every rank. The supervisor has checked it (rl/model/folder.py)."""
         folder = local_folder(self.path, self.revision, "reference")
         model = load_model(folder, getattr(torch, self.dtype), setting.seed)
         return _ReferenceCopy(model, setting, setting.num_candidates(self.top_k))

@@ -19,9 +19,7 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 class ReferenceChoice(Protocol):
     """The interface of a reference's options in conf/reference."""
 
-    def start(self, setting: ReferenceSetting) -> Reference:
-        """Return the reference, loaded or connected to its server."""
-        ...
+    def start(self, setting: ReferenceSetting) -> Reference: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,6 @@ class PerEnvironment:
     teachers: Mapping[str, ReferenceChoice]
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        """Start all teachers, and return the reference that combines their scores."""
         return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
 
 
@@ -53,7 +50,6 @@ class _Teachers(Reference):
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all teachers, added up by name."""
         total: Counter[str] = Counter()
         for teacher in self._teachers.values():
             total.update(teacher.metrics())
@@ -80,7 +76,6 @@ def _folder_of(folder: Path, i: int) -> Path:
 
 
 def _rows_of(name: str, rows: Rows) -> Rows:
-    """Return the rows of environment `name`, or one row without completion tokens."""
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
         temperatures = rows.temperatures
@@ -92,7 +87,6 @@ def _rows_of(name: str, rows: Rows) -> Rows:
 
 
 def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
-    """Return the scores of all environments in the order of `rows`."""
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
     # [N] place in row order of each score, when scores are concatenated teacher by teacher

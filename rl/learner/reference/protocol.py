@@ -55,11 +55,7 @@ class ReferenceSetting:
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
-        """Return `top_k`, or 0 if the loss does not compare distributions.
-
-        Raises:
-            RunFailed: the policy's vocabulary has fewer than `top_k` tokens.
-        """
+        """Return `top_k`, or 0 if the loss does not compare distributions."""
         if self.reads_candidates and top_k > self.vocabulary:
             raise RunFailed(
                 f"reference.top_k={top_k} exceeds the policy's vocabulary: set reference.top_k="
@@ -75,7 +71,6 @@ class NoReference:
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
-        """Raise AssertionError, because the configuration check refuses runs that call this."""
         raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
 
 

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.learner.logprobs import PolicyModule
-from rl.model.loading import compile_layers, load_model, recompute_layers
+from rl.model.loading import compile_layers, enable_recompute, load_model
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
@@ -157,7 +157,7 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
 
 def test_recomputed_layers_run_once_more_in_the_backward_pass(folder, rows):
     model, calls = load_model(folder, torch.float32, 0).train(), []
-    recompute_layers(model)
+    enable_recompute(model)
     for layer in model.model.layers:
         layer.register_forward_pre_hook(lambda *_: calls.append(1))
     PolicyModule(model, chunk=4)(*stacked(rows), 0.8)[0].sum().backward()

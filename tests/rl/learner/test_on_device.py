@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.learner.logprobs import PolicyModule
-from rl.learner.weight_gradients import keep_weight_gradients
+from rl.learner.weight_gradients import use_float32_gradients
 from tests.support.tiny_policy import model_folder
 
 META = torch.device("meta")
@@ -58,7 +58,7 @@ def test_an_update_stays_on_its_device_and_waits_only_for_the_completion_mask(ca
         mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
         likely = torch.zeros(ROWS * (LENGTH - 1), candidates, dtype=torch.int64)
     module = PolicyModule(model, chunk=7)
-    keep_weight_gradients(module)
+    use_float32_gradients(module)
     with OnDevice() as seen:
         logprobs, entropies, *others = module(
             token_ids, mask, 0.8, entropies=True, candidates=likely if candidates else None

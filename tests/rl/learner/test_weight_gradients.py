@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl.learner.weight_gradients import keep_weight_gradients, weight_gradient
+from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
 
 torch.set_num_threads(1)
 
@@ -30,7 +30,7 @@ def test_in_an_exact_dtype_they_are_the_layers_they_were(dtype):
     slopes = torch.randn(2, 4, 3, dtype=dtype)
     plain, kept = layers(dtype), layers(dtype)
     names = list(kept.state_dict())
-    keep_weight_gradients(kept)
+    use_float32_gradients(kept)
     assert list(kept.state_dict()) == names
     torch.testing.assert_close(kept(TOKENS), plain(TOKENS), rtol=0, atol=0)
     torch.testing.assert_close(gradients(kept, slopes), gradients(plain, slopes))
@@ -38,7 +38,7 @@ def test_in_an_exact_dtype_they_are_the_layers_they_were(dtype):
 
 def test_in_bfloat16_the_gradient_of_a_weight_is_the_sum_before_it_is_rounded():
     model, plain = layers(torch.bfloat16), layers(torch.bfloat16)
-    keep_weight_gradients(model)
+    use_float32_gradients(model)
     for parameter in model.parameters():
         parameter.grad_dtype = torch.float32
     slopes = torch.randn(2, 4, 3).bfloat16()
@@ -57,7 +57,7 @@ def test_in_bfloat16_the_gradient_of_a_weight_is_the_sum_before_it_is_rounded():
 def test_inputs_are_kept_for_the_gradient_of_a_weight_and_a_frozen_one_has_none(frozen):
     """Those of all layers are most of what a pass with LoRA would keep."""
     model = layers(torch.bfloat16)
-    keep_weight_gradients(model)
+    use_float32_gradients(model)
     model[1].requires_grad_(not frozen)
     inputs = torch.randn(2, 5, 6, dtype=torch.bfloat16, requires_grad=True)
     kept = []

@@ -25,8 +25,8 @@ from transformers import (
 
 from rl.learner.critic import ValueModule
 from rl.learner.logprobs import PolicyModule
-from rl.learner.weight_gradients import keep_weight_gradients
-from rl.model.loading import compile_layers, load_model, recompute_layers, use_float32_attention
+from rl.learner.weight_gradients import use_float32_gradients
+from rl.model.loading import compile_layers, enable_recompute, load_model, use_float32_attention
 from rl.model.lora import LoRA
 from rl.model.shared_prefixes import pack, share_prefixes, shares_prefixes, states_before
 from tests.support import tiny_policy
@@ -252,7 +252,7 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how, le
 
     def make(model):
         if how == "checkpointing":
-            recompute_layers(model)
+            enable_recompute(model)
         return PolicyModule(model, chunk=100)
 
     plain, shared = both_ways(model, make)
@@ -305,7 +305,7 @@ def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, leng
 
     def make(model):
         module = PolicyModule(model, chunk=100)
-        keep_weight_gradients(module)
+        use_float32_gradients(module)
         for parameter in module.parameters():
             parameter.grad_dtype = torch.float32
         return module

@@ -5,6 +5,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
             one.connect(os.fspath(path))
         return "connected"
 
-    with MemoryFile() as weights, socket.socket(socket.AF_UNIX) as server:
+    with closing(MemoryFile()) as weights, socket.socket(socket.AF_UNIX) as server:
         weights.write({"w": torch.ones(2)})
         server.bind(os.fspath(private.vllm_socket))
         server.listen()

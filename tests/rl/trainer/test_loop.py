@@ -85,7 +85,7 @@ class Rehearsal(loop.TrainingRun):
         pass
 
     def take_lost(self):
-        return []
+        return {}
 
     def push(self, policy, version, *, must_differ):
         self.pushed.append((version, must_differ))

@@ -1,6 +1,7 @@
 """Weights in a file in memory: what is read is what was written, and nothing is left behind."""
 
 import os
+from contextlib import closing
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ WEIGHTS = {
 
 
 def test_any_tensor_is_read_as_it_was():
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         written = file.write(WEIGHTS)
         read = read_weights(file.path, written)
         assert read.keys() == WEIGHTS.keys()
@@ -30,7 +31,7 @@ def test_any_tensor_is_read_as_it_was():
 
 
 def test_new_weights_replace_the_previous_ones_whatever_their_size():
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         for seed, width in ((0, 4), (1, 4), (2, 9), (3, 2)):  # the same size, more, less
             weights = {"w": torch.randn(3, width, generator=torch.Generator().manual_seed(seed))}
             read = read_weights(file.path, file.write(weights))
@@ -42,7 +43,7 @@ def test_the_file_ends_with_the_block_even_after_an_error():
     paths = []
 
     def fail():
-        with MemoryFile() as file:
+        with closing(MemoryFile()) as file:
             file.write(WEIGHTS)
             paths.append(file.path)
             assert os.path.exists(file.path)
@@ -55,7 +56,7 @@ def test_the_file_ends_with_the_block_even_after_an_error():
 
 
 def test_other_weights_than_expected_are_refused():
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         before = file.write(WEIGHTS)
         changed = {name: tensor.detach().clone() for name, tensor in WEIGHTS.items()}
         changed["b.weight"][4, 2] += 1
@@ -70,7 +71,7 @@ def test_other_weights_than_expected_are_refused():
 
 
 def test_weights_that_are_views_of_the_file_are_written_in_another_layout():
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         file.write({"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
         a, b = file.places["a"], file.places["b"]
         read = read_weights(file.path, file.write({"c": a, "d": b, "e": torch.ones(2)}))
@@ -85,5 +86,5 @@ def test_memory_that_cuda_cannot_register_is_used_as_it_is(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    with MemoryFile() as file:
+    with closing(MemoryFile()) as file:
         assert read_weights(file.path, file.write(WEIGHTS)).keys() == WEIGHTS.keys()

@@ -27,7 +27,7 @@ def sent(policy, sync):
 
 
 def lost(push):
-    return {one.name: one.reason for one in push.take_lost()}
+    return push.take_lost()
 
 
 @pytest.mark.parametrize("sync", SENDERS)
