@@ -62,10 +62,8 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 
 
 def pack(value: object) -> bytes:
-    """Return a record as msgpack bytes."""
     return _ENCODER.encode(value)
 
 
 def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
-    """Decode the record in `data`; `kind` is the record's type."""
     return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

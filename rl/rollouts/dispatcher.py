@@ -3,7 +3,7 @@
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i at the next place of the order, max_concurrent rollouts
                        v
-                    running ---> buffer ---> batch(step)   (rejected groups are replaced)
+                    running ---> buffer ---> take_batch(step)   (rejected groups are replaced)
 
 The inequality above is the only off-policy rule. With max_staleness 0 no group starts before vLLM
 samples with the weights that the group will train. One condition variable wakes every waiting task
@@ -21,7 +21,7 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
-from rl.rollouts.sampling_limits import SamplingLimits
+from rl.rollouts.sampling_limits import FailureLimits
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
@@ -93,7 +93,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
-        self._limits = SamplingLimits(self.group_size, self.groups_per_step)
+        self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
         """Start groups when they are admitted, until cancelled. Raise the error of a group."""
@@ -145,12 +145,8 @@ class Dispatcher:
             self.version.publish(version)
             self._changed.notify_all()
 
-    async def batch(self, step: int) -> list[Group]:
-        """Wait for the groups of a step and remove them from the buffer.
-
-        Raises:
-            NoMoreBatches: the buffer rejected too many groups in a row, or the run must stop.
-        """
+    async def take_batch(self, step: int) -> list[Group]:
+        """Return the groups of a step. Raise NoMoreBatches if there will be no more groups."""
         drawn: list[Group] | None = None
 
         def has_batch() -> bool:
@@ -173,13 +169,12 @@ class Dispatcher:
         return drawn
 
     async def stop(self) -> None:
-        """Make `batch` raise NoMoreBatches from now on, even if a batch is complete."""
+        """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""
         async with self._changed:
             self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
-        """Return the progress of the next batch as text for the screen."""
         if self.version.number < 0:
             return "waiting for the first weights"
         num_ready = min(len(self.buffer), self._new_per_step) * self.group_size

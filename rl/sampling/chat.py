@@ -1,12 +1,8 @@
 """Base class of chats, which convert messages to prompts and completions to messages.
 
-    first_prompt ---> Prompt ---> generate ---> Completion ---> message
-                        ^                                          |  the environment's reply
-                        `--------------- next_prompt <-------------'
-
-`RendererChat` renders messages to tokens in this process. Its next prompt is the last prompt, the
-sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat format changes
-earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
+first_prompt ---> Prompt ---> generate ---> Completion ---> message
+                    ^                                          |  the environment's reply
+                    `--------------- next_prompt <-------------'
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,18 +47,13 @@ class Chat:
     slots: CompletionSlots = field(default_factory=CompletionSlots, kw_only=True)
 
     async def check_server(self) -> None:
-        """Run checks that need a running server. The player calls this before every group.
-
-        Raises:
-            ValueError: client.on_rewrite=refuse, and the template changes earlier turns.
-        """
+        """Run checks that need a running server. The player calls this before every group."""
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
         """Return the number of tokens of a first prompt; None if only the server can count."""
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Return the first prompt of a conversation."""
         raise NotImplementedError
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
@@ -103,7 +94,6 @@ class Chat:
         raise NotImplementedError
 
     def stop_reason(self, completion: Completion) -> StopReason:
-        """Return the reason why the policy's turn ended."""
         if not completion.cut_off:
             return StopReason.STOP
         return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
@@ -113,7 +103,6 @@ class Chat:
         return nullcontext(self)
 
     def with_sampler(self, sampler: PolicySampler) -> Self:
-        """Return a copy of the chat that uses `sampler`."""
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
@@ -139,7 +128,6 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
 
 
 def invalid_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
-    """Return an entry of `tool_calls` for an invalid call, with `mistake` as its error."""
     function = {"name": _short_text(name), "arguments": replace_surrogates(raw)}
     return {"id": _short_text(call_id), "type": "function", "function": function, "error": mistake}
 
@@ -161,7 +149,6 @@ class ChatSettings:
         model: local folder with the tokenizer.
         renderer: name of the chat format in the library `renderers`, or auto.
         renderer_options: options of the renderer or of the chat template.
-        tally: counts retried requests, for the metrics.
     """
 
     sampler: PolicySampler
@@ -195,7 +182,6 @@ class Hints:
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:
-        """Return the tokens that the reference model reads: `prompt` with the episode's hint."""
         with as_environment_error(self.env, "teacher_messages"):
             given = episode.example, list(prompt.messages), episode, self.group
             messages = self.env.teacher_messages(*given)

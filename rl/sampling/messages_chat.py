@@ -43,7 +43,6 @@ class MessagesClient(ChatEndpoint):
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator["MessagesChat"]:
-        """Yield the chat, and close its connections at the end of the block."""
         sampler = setting.sampler
         async with self.client(
             max_concurrent=sampler.max_concurrent, timeout=sampler.rollout_timeout
@@ -62,7 +61,6 @@ class MessagesChat(Chat):
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Send `n` requests in parallel. Raise GenerationError if the server does not answer."""
         body: dict[str, Any] = {
             "messages": [to_api_format(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
@@ -85,11 +83,9 @@ class MessagesChat(Chat):
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """Return the conversation extended by the policy's message and the environment's reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
     def fills_context(self, completion: Completion) -> bool:
-        """Return whether the server rejected the conversation as too long."""
         return isinstance(completion, MessageCompletion) and completion.too_long
 
     async def _request_message(self, body: dict[str, Any]) -> MessageCompletion:
@@ -114,7 +110,6 @@ class MessagesChat(Chat):
 
 
 def _tool_call(index: int, call: Any) -> Message:
-    """Return tool call number `index` of the server's answer. A malformed call gets an `error`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return invalid_call(f"call_{index}", json.dumps(call), "the tool call is malformed")

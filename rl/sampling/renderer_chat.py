@@ -139,7 +139,6 @@ class RendererChat(Chat):
             return await self.first_prompt([*prompt.messages, text, *reply], prompt.tools)
 
     def max_new_tokens(self, prompt: Prompt) -> int:
-        """Return max_tokens, or fewer tokens if prompt and completion would exceed max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
@@ -147,7 +146,6 @@ class RendererChat(Chat):
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:
-        """Return whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
     @contextmanager
@@ -208,11 +206,6 @@ class RendererClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator[RendererChat]:
-        """Load the renderer and open the connections to vLLM.
-
-        Raises:
-            ValueError: on_rewrite=refuse, and the chat format drops the thinking of earlier turns.
-        """
         renderer = load_renderer(setting.model, setting.renderer, setting.renderer_options)
         async with vllm_client(setting) as client:
             slots = CompletionSlots(setting.num_seqs)

@@ -39,10 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the temperature and the parameters that are not at their neutral value.
-
-        Parameters at their neutral value are not sent, because OpenAI's API rejects some of them.
-        """
+        """Return the temperature and non-neutral options, because OpenAI's API rejects others."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -79,7 +76,6 @@ class RequestSeeds:
     _turns: int = field(default=0, init=False)
 
     def next(self) -> int | None:
-        """Return the seed of the next turn."""
         if self.seed is None:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"

@@ -41,7 +41,6 @@ class TokensChat(RendererChat):
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:
-        """Test, at the first call, whether the server's chat template changes earlier turns."""
         if self.on_rewrite is None:
             return
         if not self._probe:
@@ -65,7 +64,6 @@ class TokensChat(RendererChat):
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return the whole conversation, rendered again by the server."""
         return await self.render_again(prompt, completion, message, reply)
 
 
@@ -79,7 +77,6 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator[TokensChat]:
-        """Yield the chat. `TokensChat.check_server` tests the chat template later."""
         options = setting.renderer_options
         renderer: Renderer = load_parser(setting.model, setting.renderer, options)
         async with vllm_client(setting) as client:
