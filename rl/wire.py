@@ -34,15 +34,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoMoreBatches(Exception):
-    """The error raised if no further batch exists; the message gives the reason.
-
-    Attributes:
-        stopped: whether the run must stop now. If not, the buffer rejected too many groups.
-    """
+    """The error raised if no further batch exists; the message gives the reason."""
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.stopped = stopped
+        self.stopped = stopped  # whether the run must stop, or too many groups were rejected
 
 
 def _encode(value: object) -> object:

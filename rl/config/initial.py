@@ -10,7 +10,7 @@ from rl.runtime.folder import RunFolder, step_of
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names, or raise ValueError if there is none."""
+    """Return the checkpoint that `init_from` names. Raise ValueError if it does not exist."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")

@@ -46,7 +46,6 @@ def transport(config: Node) -> Transport:
 
 
 def why_other_host(config: Node) -> str | None:
-    """Return why vLLM may be on another host than the trainer, or None if both are on one host."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
         return "an external vLLM may be on another host"

@@ -46,24 +46,18 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def is_due(self, version: int, last: int) -> bool:
-        """Return whether a version is evaluated: each multiple of `every` is, and the last one."""
         return version % self.every == 0 or version == last
 
 
 @dataclass
 class Evaluator:
-    """Evaluates policy versions one after another.
-
-    Attributes:
-        player: the player of the training rollouts.
-        last: the policy version after the last step of the run.
-    """
+    """Evaluates policy versions one after another."""
 
     settings: PeriodicEvaluation
-    player: Player
+    player: Player  # the player of the training rollouts
     examples: Sequence[Example]
     run_folder: RunFolder
-    last: int
+    last: int  # the policy version after the last step of the run
     _due: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     _metrics: dict[int, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
     _ended: bool = False

@@ -34,8 +34,7 @@ class Summary:
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
     passes: dict[int, float]  # k -> pass@k; each role of an example counts alone
-    # Share of examples whose rollouts have equal rewards. Each role of an example counts alone:
-    zero_spread: float
+    zero_spread: float  # share of examples and roles whose rollouts have equal rewards
     mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float  # share of rollouts that a token limit ended
@@ -45,8 +44,7 @@ class Summary:
     rewards: dict[str, float]  # mean of each named reward, unweighted
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
-    # environment of a mixture -> its summary
-    envs: dict[str, "Summary"] = field(default_factory=dict)
+    envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that are not NaN, by their names in metrics.jsonl."""

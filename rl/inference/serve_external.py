@@ -38,7 +38,7 @@ def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], 
 
 
 def required_key(run_folder: RunFolder) -> str:
-    """Return the key, because without a key any program could connect and load weights."""
+    """Return the user's key. Without a key, any program that connects could load weights."""
     variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:

@@ -64,8 +64,7 @@ class ServedPolicy:
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
-    # limits of the LoRA adapter, or None if the trainer pushes all weights
-    adapter: AdapterLimits | None = None
+    adapter: AdapterLimits | None = None  # None if the trainer pushes all weights
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
 
 
@@ -82,7 +81,7 @@ class VLLMServer:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
-        """Return the command line. It starts a module, as vLLM's CPU build has no `vllm serve`."""
+        """Return a command that starts a module, because vLLM's CPU build lacks `vllm serve`."""
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
@@ -137,7 +136,7 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Leave one core to other processes; return {} on GPUs, or if the user set a limit."""
+    """Return a limit of all cores except one; {} on GPUs, or if the user has set a limit."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cores()})

@@ -88,7 +88,6 @@ def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
-    """Return for each group the column of `compared_columns` with the largest spread."""
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
     return [
         max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared

@@ -54,24 +54,16 @@ class RewardShaping:
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Computes the credits of whole groups.
-
-    Attributes:
-        weights_of: returns the reward weights of an example.
-        per_turn: whether the advantage returns one number per turn.
-        compares: whether an advantage depends on the other rollouts of the group.
-        needs_score: whether the loss reads advantages, which a rollout without a score lacks.
-        per_token: whether the advantage returns one number per completion token.
-    """
+    """Computes the credits of whole groups."""
 
     truncation: Truncation
     shaping: RewardShaping
     advantage: Advantage
     weights_of: Callable[[Example], Mapping[str, float]]
-    per_turn: bool = False
-    compares: bool = True
-    needs_score: bool = True
-    per_token: bool = False
+    per_turn: bool = False  # whether the advantage returns one number per turn
+    compares: bool = True  # whether an advantage depends on the group's other rollouts
+    needs_score: bool = True  # whether the loss reads advantages, which need a score
+    per_token: bool = False  # whether the advantage returns one number per completion token
 
     @staticmethod
     def of(run: Run, weights_of: Callable[[Example], Mapping[str, float]]) -> "GroupCredit":

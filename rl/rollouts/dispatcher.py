@@ -43,8 +43,7 @@ class DispatcherState:
     """The dispatcher's state in a checkpoint: next groups, and the state of buffer and order."""
 
     next_index: int = 0
-    # indices of started groups that no batch has used
-    pending: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)  # started groups that no batch has used
     places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
@@ -53,13 +52,7 @@ class DispatcherState:
 
 @dataclass
 class Dispatcher:
-    """Starts groups and collects batches; all methods run in one asyncio loop.
-
-    Attributes:
-        version: policy version with which vLLM samples, shared with the chat; set by `publish`.
-        on_rejected: called with each group that the buffer rejected.
-        stateful: further objects by name, whose states checkpoints keep.
-    """
+    """Starts groups and collects batches; all methods run in one asyncio loop."""
 
     play_group: PlayGroupAt
     order: ExampleOrder
@@ -71,9 +64,9 @@ class Dispatcher:
     max_concurrent: int
     state: DispatcherState
     step: int = 0
-    version: LiveVersion = field(default_factory=LiveVersion)
-    on_rejected: Callable[[Group], None] = lambda _: None
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    version: LiveVersion = field(default_factory=LiveVersion)  # shared with the chat
+    on_rejected: Callable[[Group], None] = lambda _: None  # called with each rejected group
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # checkpoints keep their states
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -146,7 +139,7 @@ class Dispatcher:
             self._changed.notify_all()
 
     async def take_batch(self, step: int) -> list[Group]:
-        """Return the groups of a step. Raise NoMoreBatches if there will be no more groups."""
+        """Wait for a step's groups and return them; raise NoMoreBatches if sampling has ended."""
         drawn: list[Group] | None = None
 
         def has_batch() -> bool:

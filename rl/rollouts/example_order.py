@@ -24,15 +24,10 @@ Place = tuple[int, int]
 
 
 class ExampleOrder:
-    """Base class of all orders. Its constructor accepts only the options of conf/order.
+    """Base class of all orders. Its constructor accepts only the options of conf/order."""
 
-    Attributes:
-        pools: the examples of each environment, set by `begin`.
-        seed: the seed of the run, set by `begin`.
-    """
-
-    pools: Sequence[Pool]
-    seed: int
+    pools: Sequence[Pool]  # the examples of each environment; set by `begin`
+    seed: int  # the seed of the run; set by `begin`
 
     def __new__(cls, **_options: object) -> Self:
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load

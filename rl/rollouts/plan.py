@@ -192,7 +192,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the fields of `MicroBatch` that hold the rows with hinted instead of own prompts."""
+    """Return the fields of `MicroBatch` for rows whose prompts are replaced by hinted prompts."""
     if all(row.hinted_prompt is None for row in rows):
         return {}
     pairs = []

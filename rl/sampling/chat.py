@@ -37,11 +37,7 @@ class Prompt:
 
 @dataclass
 class Chat:
-    """Base class of chats, which sample completions from a server.
-
-    Attributes:
-        slots: the limit on concurrent requests. Copies of the chat share the limit.
-    """
+    """Base class of chats, which sample completions. Copies of a chat share the limit `slots`."""
 
     sampler: PolicySampler
     slots: CompletionSlots = field(default_factory=CompletionSlots, kw_only=True)
@@ -138,29 +134,18 @@ def _short_text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """The settings of a run that a client needs to open a chat.
-
-    Attributes:
-        is_multi_turn: whether episodes may have several turns; a template can change earlier ones.
-        num_seqs: maximum number of concurrent completions of the server; None: unknown.
-        version: the policy version that vLLM has loaded; each version has its own prefix cache.
-        router: chooses the vLLM replica of a request; ServingReplicas updates the choices.
-        served_as: model name in requests to vLLM.
-        model: local folder with the tokenizer.
-        renderer: name of the chat format in the library `renderers`, or auto.
-        renderer_options: options of the renderer or of the chat template.
-    """
+    """The settings of a run that a client needs to open a chat."""
 
     sampler: PolicySampler
     max_seq_len: int
-    is_multi_turn: bool
-    version: LiveVersion
-    router: Router
-    served_as: str
-    model: Path
-    renderer: str
-    renderer_options: Mapping[str, Any] | None = None
-    num_seqs: int | None = None
+    is_multi_turn: bool  # whether episodes may have several turns
+    version: LiveVersion  # the policy version that vLLM has loaded
+    router: Router  # chooses the vLLM replica of a request
+    served_as: str  # model name in requests to vLLM
+    model: Path  # local folder with the tokenizer
+    renderer: str  # name of the chat format in the library `renderers`, or auto
+    renderer_options: Mapping[str, Any] | None = None  # of the renderer or the chat template
+    num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 
 
@@ -170,14 +155,11 @@ class Hints:
 
     The policy never sees the hint. The reference model computes the logprobs of the policy's tokens
     after a prompt that contains the hint.
-
-    Attributes:
-        group: the finished episodes of the example, from which the environment may make the hint.
     """
 
     chat: Chat
     env: Environment
-    group: Sequence[Episode]
+    group: Sequence[Episode]  # the finished episodes, from which hints may be made
     # The last call's messages, tools and tokens, because a group's rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 

@@ -20,15 +20,10 @@ from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCompletion(Completion):
-    """A completion that the server returned as a message.
+    """A completion that the server returned as a message."""
 
-    Attributes:
-        message: the message, parsed by the server.
-        too_long: whether the server refused the conversation as too long; `message` is then empty.
-    """
-
-    message: Message = field(default_factory=dict)
-    too_long: bool = False
+    message: Message = field(default_factory=dict)  # parsed by the server
+    too_long: bool = False  # whether the server refused the conversation as too long
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,25 +43,20 @@ _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, which may be a mixture.
-
-    Attributes:
-        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
-    """
+    """Plays the episodes of an environment, which may be a mixture."""
 
     sampler: PolicySampler
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
-    seed: int | None = None
+    seed: int | None = None  # seed of the run; None: requests have no seed
     strategy: Strategy = field(default_factory=Independent)
     schedules: Schedules = NO_SCHEDULES
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
-    # environment name -> semaphore, for environments that set max_concurrent
-    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by name
 
     def at_version(self, version: int) -> Self:
         """Return a copy with the sampling options of `version`, and set the options of `env`."""

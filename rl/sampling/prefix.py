@@ -17,15 +17,10 @@ from rl.sampling.chat import Chat, Prompt
 
 @dataclass(frozen=True)
 class Prefix:
-    """The tokens with which an attempt begins.
+    """The tokens with which an attempt begins."""
 
-    Attributes:
-        turns: the given tokens of each turn. The policy continues the last, which may be empty.
-        trains: whether the given tokens are trained.
-    """
-
-    turns: tuple[Completion, ...]
-    trains: bool = False
+    turns: tuple[Completion, ...]  # the policy continues the last one, which may be empty
+    trains: bool = False  # whether the given tokens are trained
 
     @staticmethod
     def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":

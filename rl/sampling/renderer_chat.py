@@ -39,19 +39,14 @@ _CALL_ERRORS = {  # `ParsedToolCall.status` -> error text for the policy
 
 @dataclass
 class RendererChat(Chat):
-    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens.
-
-    Attributes:
-        version: the policy version that vLLM has loaded.
-        requests: client that sends a group's requests to one replica; None outside of `group()`.
-    """
+    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens."""
 
     render_error: ClassVar[type[Exception]] = Exception  # raised if a message cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
-    version: LiveVersion
-    requests: GroupClient | None = field(default=None, kw_only=True)
+    version: LiveVersion  # the policy version that vLLM has loaded
+    requests: GroupClient | None = field(default=None, kw_only=True)  # None outside of `group()`
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
         return len(render(self.renderer, messages, tools))

@@ -123,7 +123,6 @@ class Speaker:
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
-            # If no earlier message was changed, keep the sampled tokens and append new messages.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same_messages(before, repeated):

@@ -26,16 +26,11 @@ from rl.sampling.renderer_chat import RendererChat, vllm_client
 
 @dataclass
 class TokensChat(RendererChat):
-    """A chat whose prompts vLLM renders and whose completions `renderer` parses.
-
-    Attributes:
-        on_rewrite: what to do if the template changes earlier turns; None: there is only one turn.
-        template_options: variables that the chat template reads, such as enable_thinking.
-    """
+    """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None
-    template_options: Mapping[str, Any] | None = None
+    on_rewrite: Literal["fork", "refuse"] | None = None  # None: there is only one turn
+    template_options: Mapping[str, Any] | None = None  # variables of the chat template
     # At most one task, which tests the template. Copies of the chat share the list. The test cannot
     # run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)

@@ -31,11 +31,13 @@ class TranscriptSampler(ImitationSampler):
 
     def __post_init__(self) -> None:
         if not read_conversations(self.path, self.min_reward):
-            limit = self.min_reward
-            least = "" if limit is None else f" and has a reward of at least {limit}"
+            least, remedy = "", "correct sampler.path"
+            if self.min_reward is not None:
+                least = f" and has a reward of at least sampler.min_reward={self.min_reward}"
+                remedy += ", or lower sampler.min_reward"
             raise ValueError(
                 f"sampler.path={self.path}: no conversation in these files ends with an assistant "
-                f"message{least}: correct sampler.path{', or lower sampler.min_reward' * bool(least)}"
+                f"message{least}: {remedy}"
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
