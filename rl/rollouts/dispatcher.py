@@ -64,7 +64,7 @@ class Dispatcher:
     max_concurrent: int
     state: DispatcherState
     step: int = 0
-    version: LiveVersion = field(default_factory=LiveVersion)  # shared with the chat
+    version: LiveVersion = field(default_factory=LiveVersion)  # set by `publish`, read by the chat
     on_rejected: Callable[[Group], None] = lambda _: None  # called with each rejected group
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # checkpoints keep their states
 

@@ -56,7 +56,7 @@ class Player:
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
-    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by name
+    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment name
 
     def at_version(self, version: int) -> Self:
         """Return a copy with the sampling options of `version`, and set the options of `env`."""
