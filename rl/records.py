@@ -63,7 +63,6 @@ class PlannedColumns:
 
 
 def columns_of(record: type) -> dict[str, Column]:
-    """Return the columns of a record class: field name -> Column."""
     hints = get_type_hints(record, include_extras=True)
     return {name: h.__metadata__[0] for name, h in hints.items() if hasattr(h, "__metadata__")}
 
@@ -81,7 +80,6 @@ class TrainingRow(SampledColumns):
 
     @property
     def num_completion(self) -> int:
-        """The number of completion tokens in the row."""
         return int(self.completion_mask.sum())
 
 
@@ -152,12 +150,10 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of all rollouts that have a reward."""
         return [rollout.reward for rollout in self.rollouts if rollout.reward is not None]
 
     @property
     def rollout_ids(self) -> list[str]:
-        """The ids of the rollouts in the run's files."""
         return [f"{self.index:06d}.{i}{self.suffix}" for i in range(len(self.rollouts))]
 
 

@@ -36,15 +36,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoMoreBatches(Exception):
-    """The error raised if no further batch exists; the message gives the reason.
-
-    Attributes:
-        stopped: whether the run must stop now. If not, the buffer rejected too many groups.
-    """
+    """The error raised if no further batch exists; the message gives the reason."""
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.stopped = stopped
+        self.stopped = stopped  # whether the run must stop, or too many groups were rejected
 
 
 def _encode(value: object) -> object:
@@ -64,11 +60,10 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
 
 
 def pack(value: object) -> bytes:
-    """Return a record as msgpack bytes."""
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
+def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
     """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

@@ -14,7 +14,6 @@ from rl.config.reference_rules import REFERENCE_RULES
 
 
 def equal_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse options that make all rewards of a group equal, if the advantage compares them."""
     sampler = config["sampler"]["_target_"]
     if not learned.advantage_compares:
         return
@@ -32,7 +31,6 @@ def equal_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def loss_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a loss that does not suit the sampler's text or the aggregation's weights."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]["_target_"]
     if learned.loss_weighs_sequences and not learned.aggregation_weighs_sequences:
         yield (
@@ -53,7 +51,6 @@ def loss_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def changed_sampling_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse options with which vLLM samples from another distribution than the policy."""
     loss, sampler = config["loss"]["_target_"], config["sampler"]
     changed = [
         f"sampler.{key}={sampler[key]}"
@@ -69,7 +66,6 @@ def changed_sampling_problems(config: Config, learned: Learned) -> Iterator[str]
 
 
 def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that updates_per_batch, the loss and the correction of ratios can be combined."""
     updates, loss = config["updates_per_batch"], config["loss"]["_target_"]
     correction = config["correction"]["_target_"]
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
@@ -99,7 +95,6 @@ def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse options that make rewards negative if the advantage needs rewards >= 0."""
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
     # With normalise_each, penalties lower advantages instead of rewards (rl/rollouts/credit.py).
     on_rewards = not value_of(config, "reward.normalise_each")
@@ -114,7 +109,6 @@ def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def critic_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Require a loss that reads the critic's advantages, and no option that computes others."""
     kind, loss = config["critic"]["_target_"], config["loss"]["_target_"]
     if not fact(kind, "estimates", True):
         return
@@ -139,7 +133,6 @@ def critic_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def batch_credit_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a batch credit if the loss reads no advantages, or if a critic replaces them."""
     kind, loss = config["batch_credit"]["_target_"], config["loss"]["_target_"]
     if learned.batch_credit_is_neutral:
         return
@@ -151,7 +144,6 @@ def batch_credit_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def batch_source_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that the loss and the correction suit replayed groups and demonstrations."""
     loss, correction = config["loss"]["_target_"], config["correction"]["_target_"]
     replayed = value_of(config, "buffer.replay_share")
     oldest, newest = value_of(config, "buffer.max_staleness"), config["sampler"]["max_staleness"]

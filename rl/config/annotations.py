@@ -52,8 +52,6 @@ _TYPE_NAMES = {"Nested": "a node with _target_", "object": "mapping", "array": "
 
 
 class _Namespace(dict[str, Any]):
-    """The namespace in which the annotations of one module are evaluated."""
-
     def __init__(self, module: Module) -> None:
         super().__init__(_KNOWN)
         self._module = module
@@ -88,16 +86,12 @@ def _evaluate(text: str, module: Module) -> Any:
 
 
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
-    """Return a value converted to an option's annotation; `on_node` converts nested nodes.
-
-    Raise InvalidValue if the value does not fit.
-    """
+    """Return a value converted to an option's annotation, or raise InvalidValue."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
     return _convert_items(value, _evaluate(text, option.module), path, on_node)
 
 
 def takes_only_int(option: Option) -> bool:
-    """Return whether an option's annotation accepts integers and no other numbers."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
     kind = repr(_evaluate(text, option.module))
     return "int" in kind and "float" not in kind
@@ -152,7 +146,6 @@ def _as_path(kind: type, value: Any) -> Any:
 
 
 def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
-    """Return an error message about a value, based on msgspec's message."""
     if bound := re.match(r"Expected `\w+` ([<>]=?) (\S+)", error):
         return f"{path}={value}, but it must be {bound[1]} {float(bound[2]):g}"
     shown = "a node" if isinstance(value, Nested) else json.dumps(value, default=str)
@@ -169,5 +162,4 @@ def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
 
 
 def is_node(value: Any) -> bool:
-    """Return whether a value is a node, which is a mapping with `_target_`."""
     return isinstance(value, dict) and "_target_" in value

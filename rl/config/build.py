@@ -41,11 +41,6 @@ def _configure(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
 
 
 def _import_target(name: str, target: str) -> ModuleType:
-    """Import a module.
-
-    Raises:
-        ValueError: the import raised an error; the message has the file and the line.
-    """
     try:
         return import_module(name)
     except Exception as error:  # a user's module may raise any exception
@@ -65,13 +60,7 @@ def component(node: Mapping[str, Any]) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Build the nodes of these groups, because some errors appear only in constructors.
-
-    Also check that this machine supports the environment.
-
-    Raises:
-        ConfigError: one or more constructors raised; the error has all their messages.
-    """
+    """Raise ConfigError with all errors that the constructors of these groups raise."""
     problems: list[str] = []
     schedules = Schedules.of(vars(run))
     for group in groups:

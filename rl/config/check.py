@@ -56,7 +56,6 @@ def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
 
 
 def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of schedules. `check` needs valid ones to compute the values of a step."""
     for path, node in schedule_nodes(config):
         if not any(fnmatchcase(path, p) and path.count(".") < 2 for p in SCHEDULED):
             yield f"{path} cannot be a schedule, but {', '.join(SCHEDULED)} can: set a number"
@@ -74,7 +73,6 @@ def _raise_problems(problems: list[str]) -> None:
 
 
 def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield the problems of a node and of its nested nodes; the top level has the path ""."""
     target = node["_target_"]
     try:
         options = options_of(str(target))
@@ -102,7 +100,6 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:
-    """Yield a message for each key that the target does not accept and for each missing key."""
     prefix, owner = (f"{path}.", node["_target_"]) if path else ("", "a run")
     missing = [k for k, option in options.items() if option.required and k not in node]
     for key in node:

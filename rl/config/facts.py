@@ -54,7 +54,6 @@ def references(config: Config) -> dict[str, Config]:
 
 
 def sees_hint(config: Config, env: str) -> bool:
-    """Return whether the reference for an environment is loaded and sees hints."""
     nodes = references(config)
     node = nodes.get("reference", nodes.get(f"reference.teachers.{env}", {}))
     return bool(node.get("sees_hint")) and needs_reference(config)

@@ -12,11 +12,7 @@ from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names, by default the newest of the run.
-
-    Raises:
-        ValueError: there is no such checkpoint, or it contains only an adapter.
-    """
+    """Return the checkpoint that `init_from` names. Raise ValueError if it does not exist."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")
@@ -38,7 +34,6 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
 
 
 def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Check init_from and init_optimizer of a new run. A resumed run reads its own checkpoints."""
     try:
         found = config["resume"] or initial_checkpoint(config)
     except ValueError as error:

@@ -35,7 +35,6 @@ class Learned:
 
     @staticmethod
     def of(run: Run) -> "Learned":
-        """Return the facts that the supervisor wrote into the config.yaml of a run."""
         if not run.learned:
             raise ValueError("config.yaml has no key `learned`: start the run with train.py")
         return Learned.from_settings(run.learned)
@@ -46,22 +45,18 @@ class Learned:
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
-        """Return whether the loss reads any of these fields of its tokens."""
         return not fields.isdisjoint(self.loss_reads)
 
     @property
     def reads_advantages(self) -> bool:
-        """Whether the loss reads advantages, which depend on rewards."""
         return self.reads({"advantages"})
 
     @property
     def uses_ratio(self) -> bool:
-        """Whether the loss reads rollout_logprobs or old_logprobs to compute a ratio."""
         return self.reads(RATIO)
 
     @property
     def compares_distributions(self) -> bool:
-        """Whether the loss reads the logprobs of several candidate tokens per position."""
         return self.reads(CANDIDATES)
 
     @property
@@ -71,5 +66,4 @@ class Learned:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the loss reads only the tokens: no advantages, ratios or reference logprobs."""
         return self.takes_any_text and not self.compares_distributions

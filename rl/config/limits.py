@@ -22,7 +22,6 @@ NEUTRAL_SAMPLING = {
 
 
 def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield a message if the first option of the target's ORDERED is not below the second."""
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if isinstance(bottom, int | float) and isinstance(top, int | float) and bottom >= top:
@@ -30,7 +29,6 @@ def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, or None if the key does not exist."""
     value: Any = config
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -82,7 +80,6 @@ DECIDED_ELSEWHERE = {
 
 
 def reserved_key_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each key of deepspeed or inference.args that another option sets."""
     inference = config.get("inference")
     arguments = inference.get("args") if isinstance(inference, dict) else None
     for path, given in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):

@@ -28,11 +28,9 @@ class CoreNode(Mapping[str, Any]):
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def option_or_constant(self, name: str, default: Any = None) -> Any:
-        """Return the node's value of `name`, else the target's constant `name`, or the default."""
         return self.node[name] if name in self.node else fact(self["_target_"], name, default)
 
     def plain(self) -> Node:
-        """Return the node as the plain mapping of config.yaml."""
         return self.node
 
     def __getitem__(self, key: str) -> Any:
@@ -47,8 +45,6 @@ class CoreNode(Mapping[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelNode(CoreNode):
-    """The node of the policy's model (conf/model)."""
-
     dtype: str
     head_dtype: str | None = None
     path: str | None = None  # None if the run creates a new model
@@ -62,31 +58,24 @@ class ModelNode(CoreNode):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterNode(CoreNode):
-    """The node of the adapter that is trained on frozen weights (conf/adapter)."""
-
     rank: int = 0
     target_modules: str | list[str] = "all-linear"
 
     @property
     def freezes_base(self) -> bool:
-        """Whether the base weights are frozen, so that only the adapter is trained."""
         return self.option_or_constant("freezes_base", False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerNode(CoreNode):
-    """The node of the sampler, which produces the rollouts (conf/sampler)."""
-
     max_staleness: int = 0  # default for a user's sampler class without this option
 
     @property
     def uses_vllm(self) -> bool:
-        """Whether the policy samples the rollouts, so that the run needs vLLM."""
         return not is_imitator(self["_target_"])
 
     @property
     def temperature(self) -> float:
-        """The sampling temperature; the trainer divides logits by it."""
         if (value := self.option_or_constant("temperature")) is None:
             raise ValueError(
                 f"{self['_target_']} has no temperature, by which the trainer divides logits: "
@@ -97,8 +86,6 @@ class SamplerNode(CoreNode):
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceNode(CoreNode):
-    """The node of the vLLM servers (conf/inference)."""
-
     startup_timeout: float
     listen: str = "unix"
     replicas: int | None = None
@@ -111,17 +98,14 @@ class InferenceNode(CoreNode):
 
     @property
     def is_external(self) -> bool:
-        """Whether the user starts the vLLMs before training, possibly on other hosts."""
         return is_external(self)
 
     @property
     def names(self) -> list[str]:
-        """The process name of each vLLM replica."""
         return replica_names(len(self.urls) if self.urls is not None else self.replicas or 1)
 
 
 def replica_names(number: int) -> list[str]:
-    """Return the process names of `number` vLLM replicas; a single replica has no number."""
     return ["inference"] if number == 1 else [f"inference{i}" for i in range(number)]
 
 
@@ -136,7 +120,6 @@ class ClusterNode(CoreNode):
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether processes may be on different machines, so that they need TCP and a key."""
         return spans_hosts(self)
 
 
@@ -162,9 +145,7 @@ class TrainerSettings:
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the settings in a configuration mapping."""
         return msgspec.convert(dict(node), cls)
 
     def plain(self) -> Node:
-        """Return the settings as the plain node of config.yaml."""
         return {"_target_": f"{__name__}.{type(self).__name__}", **asdict(self)}

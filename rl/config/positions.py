@@ -10,7 +10,6 @@ ADAPTER = "adapter_config.json"
 
 
 def base_model_of(path: Any) -> str | None:
-    """Return the base model of the adapter in a folder, or None if there is no adapter."""
     folder = Path(str(path)).expanduser()
     if (folder / "config.json").exists():
         return None
@@ -19,14 +18,12 @@ def base_model_of(path: Any) -> str | None:
 
 
 def positions_of(path: Any) -> int | None:
-    """Return the maximum number of positions of the model in a folder, or None if unknown."""
     config = _read_json(Path(str(base_model_of(path) or path)).expanduser() / "config.json")
     longest = config.get("max_position_embeddings")
     return longest if isinstance(longest, int) else None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, or {} if the file cannot be read or parsed."""
     with suppress(OSError, ValueError):
         content = load_json(path.read_bytes())
         return content if isinstance(content, dict) else {}

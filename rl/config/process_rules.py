@@ -1,7 +1,4 @@
-"""Check the options of a run's processes: ZeRO, time limits, devices, debugging, vLLM's head.
-
-Each function yields one message per problem (rules.py).
-"""
+"""Check the options of a run's processes: ZeRO, time limits, devices, debugging, vLLM's head."""
 
 from collections.abc import Iterator
 
@@ -13,12 +10,6 @@ OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "ze
 
 
 def zero_stage_problems(config: Config) -> Iterator[str]:
-    """Check that the optimizer, offloading and compilation work in the ZeRO stage.
-
-    From stage 1 on, an optimizer gets flattened pieces of matrices. Below stage 3, DeepSpeed sums
-    offloaded gradients in bfloat16 and skips all steps after a NaN. In stage 3, DeepSpeed gathers
-    weights inside layers, which trainer.compile compiles as a whole.
-    """
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
         optimizer = value_of(config, f"{key}._target_")
@@ -27,6 +18,7 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
                 f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
                 f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
             )
+    # Below stage 3, DeepSpeed sums offloaded gradients in bfloat16 and skips steps after a NaN.
     for key, choice in OFFLOADS.items():
         path = f"deepspeed.zero_optimization.{key}.device"
         device = value_of(config, path)
@@ -43,7 +35,6 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
 
 
 def rollout_timeout_problems(config: Config) -> Iterator[str]:
-    """Require that rollouts end before trainer.wait_timeout, also those of each environment."""
     episode, wait = value_of(config, "sampler.rollout_timeout"), config["trainer"]["wait_timeout"]
     if episode is not None and episode >= wait:
         yield (
@@ -60,18 +51,16 @@ def rollout_timeout_problems(config: Config) -> Iterator[str]:
 
 
 def device_name_problems(config: Config) -> Iterator[str]:
-    """Refuse names of this machine's GPUs in a run that also uses other machines."""
     for key in ("inference.devices", "trainer.devices"):
         names = value_of(config, key)
         if names is not None and "cluster" in config and spans_hosts(config["cluster"]):
             yield (
                 f"{key}={names} names GPUs of this machine, but {config['cluster']['_target_']} "
-                f"also uses others: set {key}=null, and CUDA_VISIBLE_DEVICES on each machine"
+                f"may use other machines: set {key}=null, and CUDA_VISIBLE_DEVICES on each machine"
             )
 
 
 def max_time_problems(config: Config) -> Iterator[str]:
-    """Check that max_time is a valid duration."""
     try:
         if (max_time := config.get("max_time")) is not None:
             seconds_of(max_time)
@@ -80,7 +69,6 @@ def max_time_problems(config: Config) -> Iterator[str]:
 
 
 def debug_problems(config: Config) -> Iterator[str]:
-    """Require one rank on this machine for trainer.debug, because it uses this terminal."""
     if not config["trainer"]["debug"]:
         return
     if (ranks := config["trainer"]["ranks"]) not in (None, 1):
@@ -93,7 +81,6 @@ def debug_problems(config: Config) -> Iterator[str]:
 
 
 def output_head_problems(config: Config) -> Iterator[str]:
-    """Refuse inference.args.hf_overrides with model.head_dtype, which also sets hf_overrides."""
     inference, head_dtype = config["inference"], value_of(config, "model.head_dtype")
     flags = [str(key).replace("-", "_") for key in (inference or {}).get("args", {})]
     if head_dtype and any("hf_overrides" in flag for flag in flags):

@@ -1,7 +1,4 @@
-"""Check that the reference, as a teacher or for a KL penalty, suits the rest of an algorithm.
-
-Each function yields one message per problem (algorithm_rules.py).
-"""
+"""Check that the reference, as a teacher or for a KL penalty, suits the rest of an algorithm."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,7 +9,6 @@ from rl.config.signatures import did_you_mean
 
 
 def divergence_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that the estimator of the KL divergence suits kl.place, which is loss or reward."""
     kl = config["kl"]
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
@@ -37,7 +33,6 @@ def divergence_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def unused_or_missing_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Refuse a reference that neither loss nor KL penalty reads, and either without a reference."""
     node, loss = config["reference"], config["loss"]["_target_"]
     kind, teaches = node["_target_"], learned.reads(REFERENCE)
     exists, is_policy = fact(kind, "has_logprobs", True), fact(kind, "is_policy", False)
@@ -54,10 +49,7 @@ def unused_or_missing_reference_problems(config: Config, learned: Learned) -> It
 
 
 def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check that each reference supports the run's options and loss.
-
-    Each teacher of reference=per_env is checked as if it were the only reference.
-    """
+    """Check each teacher of reference=per_env as if this teacher were the only reference."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
@@ -90,7 +82,6 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 
 def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Require one teacher for each environment of a mixture, all with the same top_k."""
     if "teachers" not in config["reference"]:
         return
     teachers, members = config["reference"]["teachers"], value_of(config, "env.envs")

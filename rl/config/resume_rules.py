@@ -55,7 +55,6 @@ FIXED = ("trainer.max_grad_norm",)  # must not change, although `trainer` is in 
 
 
 def run_folder_problems(config: Config) -> Iterator[str]:
-    """Refuse a folder that holds another run, and a resume that changes what the run learns."""
     name, parent = config["run_name"], Path(config["output_dir"])
     run_folder = RunFolder(parent / name)
     saved, resume = run_folder.config, config.get("resume")
@@ -78,7 +77,6 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def resume_problems(config: Config, saved: Path) -> Iterator[str]:
-    """Yield a message for each reason to refuse a resume, such as a changed option or file."""
     try:
         before = load_yaml(RunFolder(saved.parent).read(saved))
     except (OSError, yaml.YAMLError):
@@ -96,9 +94,9 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
     if files:
         yield (
-            f"{', '.join(files)} changed since {saved.parent} was trained (copies: "
-            f"{RunFolder(saved.parent).code}): restore the copies, start a new run, or continue "
-            "with the changed code by accept_changed_code=true"
+            f"{', '.join(files)} changed since {saved.parent} was trained: restore the copies in "
+            f"{RunFolder(saved.parent).code}, start a new run, or continue with the changed code "
+            "by accept_changed_code=true"
         )
     older = {key: node for key, node in _OLDER.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
@@ -107,7 +105,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
-            "the checkpoint holds one share of the optimizer for each rank: use "
+            "each rank can load only its own share of the optimizer from the checkpoint: use "
             f"{ranks}={then.get(ranks)}"
         )
     # Treat a missing key as null, because an older run may lack a newer option.
@@ -130,10 +128,7 @@ def _may_change(key: str) -> bool:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that can be compared with another run's value: a path becomes absolute.
-
-    A shipped path is relative if a run is started in this checkout, and absolute elsewhere.
-    """
+    """Make a path absolute, because a shipped path is relative only in this checkout."""
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), SHIPPED / value):
             with suppress(OSError):  # the operating system rejects the text as a path

@@ -28,12 +28,10 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
 def rule_problems(config: Config) -> list[str]:
-    """Return one message for each invalid combination of values."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
 def secret_problems(config: Config) -> Iterator[str]:
-    """Yield one message for each value that contains a secret, without repeating the secret."""
     for path, value in leaves(config):
         if not isinstance(value, str):
             continue
@@ -51,7 +49,6 @@ def secret_problems(config: Config) -> Iterator[str]:
 
 
 def batch_problems(config: Config) -> Iterator[str]:
-    """Require that a batch consists of whole groups and has a rollout for each rank."""
     batch, group, ranks = config["batch_size"], config["group_size"], config["trainer"]["ranks"]
     if ranks and batch < ranks:
         yield f"batch_size={batch} is below trainer.ranks={ranks}: use trainer.ranks={batch}"
@@ -64,7 +61,6 @@ def batch_problems(config: Config) -> Iterator[str]:
 
 
 def client_and_evaluation_problems(config: Config) -> Iterator[str]:
-    """Refuse a client that receives text without tokens, and evaluations in a run without vLLM."""
     client, sampler = config["client"]["_target_"], config["sampler"]["_target_"]
     if not fact(client, "needs_vllm", True):
         yield (
@@ -79,7 +75,6 @@ def client_and_evaluation_problems(config: Config) -> Iterator[str]:
 
 
 def strategy_problems(config: Config) -> Iterator[str]:
-    """Check that a strategy has vLLM if it samples, and no stop texts if it begins turns itself."""
     target, sampler = config["strategy"]["_target_"], config["sampler"]["_target_"]
     if fact(target, "samples", True) and is_imitator(sampler):
         yield (
@@ -95,7 +90,6 @@ def strategy_problems(config: Config) -> Iterator[str]:
 
 
 def length_problems(config: Config) -> Iterator[str]:
-    """Check that max_tokens, max_prompt_len and max_seq_len suit each other, client and model."""
     longest = config["max_seq_len"]
     for path, limits in sampling_limits(config):
         turn = limits.get("max_tokens")
@@ -120,7 +114,6 @@ def length_problems(config: Config) -> Iterator[str]:
 
 
 def stop_when_problems(config: Config) -> Iterator[str]:
-    """Check that stop_when is a condition, and that the run evaluates if it reads eval/..."""
     if config["stop_when"] is None:
         return
     try:
@@ -133,7 +126,6 @@ def stop_when_problems(config: Config) -> Iterator[str]:
 
 
 def reward_problems(config: Config) -> Iterator[str]:
-    """Require that each environment has a reward whose weight is not 0."""
     members = value_of(config, "env.envs") or {}  # the environments of a mixture by name
     for path in ("env", *(f"env.envs.{name}" for name in members)):
         weights = value_of(config, f"{path}.reward_weights")
@@ -158,7 +150,6 @@ def data_file_problems(config: Config) -> Iterator[str]:
 
 
 def micro_batch_problems(config: Config) -> Iterator[str]:
-    """Refuse a loss that compares rollouts if a group could exceed one micro-batch."""
     loss, limit = config["loss"]["_target_"], config["trainer"]["tokens_per_micro_batch"]
     strategy, longest = config["strategy"], config["max_seq_len"]
     if not fact(loss, "whole_groups", False):
@@ -177,7 +168,6 @@ def micro_batch_problems(config: Config) -> Iterator[str]:
 
 
 def nodes_in(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every node in a value with its dotted path."""
     if isinstance(value, Mapping):
         if "_target_" in value:
             yield path, value

@@ -28,7 +28,6 @@ _MOST_STEPS = 10_000_000  # steps at which a schedule is called, to find its ext
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
-    """Yield the dotted key and the node of each schedule in a configuration."""
     with suppress(LookupError):  # the check reports a target that does not exist
         if is_node(value) and fact(str(value["_target_"]), "is_schedule", False):
             yield path, value
@@ -98,12 +97,10 @@ class Schedules:
 
     @staticmethod
     def of(config: Config) -> "Schedules":
-        """Return the schedules of a configuration that `split_schedules` returned."""
         nodes = config.get("schedules") or {}
         return Schedules({key: _function(config, key, node) for key, node in nodes.items()})
 
     def values(self, step: int) -> dict[str, float]:
-        """Return the value of each schedule at a step, by dotted key."""
         return {key: function(step) for key, function in self.functions.items()}
 
     def options(self, group: str, step: int) -> dict[str, Any]:
@@ -115,9 +112,6 @@ class Schedules:
         """Give `made`, a partial function or an instance, the scheduled options of a step.
 
         Return a new partial function, or the same instance with changed attributes.
-
-        Raises:
-            ValueError: an instance has no attribute with the name of an option.
         """
         options = self.options(group, step)
         if isinstance(made, partial):
@@ -142,7 +136,6 @@ NO_SCHEDULES = Schedules()
 
 
 def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
-    """Return a schedule as a function of the step. Round if the option accepts only integers."""
     module, _, name = node["_target_"].rpartition(".")
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)

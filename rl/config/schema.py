@@ -27,8 +27,7 @@ from rl.runtime.given_files import load_yaml
 
 FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
 RESUMES_FORMAT_1 = "4df5c0c"  # the last git commit that can resume a run of format 1
-# Renamed configuration keys: old name -> new name.
-RENAMED = {
+RENAMED = {  # old name of a key -> new name
     "model.warm_start.slips": "model.warm_start.corruption_rate",
     "sampler.slips": "sampler.corruption_rate",
     "sync.strategy": "sync",
@@ -48,7 +47,6 @@ class ConfigError(ValueError):
 
 @contextmanager
 def as_config_error() -> Iterator[None]:
-    """Convert a ValueError, OSError, SyntaxError or RecursionError to a ConfigError."""
     try:
         yield
     except ConfigError:
@@ -68,22 +66,18 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Return the typed settings of a plain configuration that has been checked."""
         typed = {key: config[key] and kind.of(config[key]) for key, kind in cls.TYPED.items()}
         return cls(**{**config, **typed})  # pyright: ignore[reportCallIssue] the fields of a subclass
 
     def plain(self) -> dict[str, Any]:
-        """Return the configuration as a plain mapping with the keys of the command line."""
         values = vars(self)
         return {**values, **{key: values[key] and values[key].plain() for key in self.TYPED}}
 
     @property
     def folder(self) -> Path:
-        """The folder of this run."""
         return Path(self.output_dir) / self.run_name
 
     def save(self, path: Path) -> None:
-        """Write the configuration as YAML, replacing the old file atomically."""
         content = {"format": FORMAT, **join_schedules(self.plain())}
         write_atomically(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
@@ -143,49 +137,37 @@ class Run(Settings):
     accept_changed_code: bool
     init_from: str | None = None
     init_optimizer: bool = False
-    # Facts from the dry call, which the supervisor adds (rl/config/learned.py).
-    learned: dict[str, Any] = field(default_factory=dict)
-    # Schedules by dotted key (rl/config/schedules.py).
-    schedules: dict[str, Any] = field(default_factory=dict)
+    learned: dict[str, Any] = field(default_factory=dict)  # the dry call's facts (learned.py)
+    schedules: dict[str, Any] = field(default_factory=dict)  # dotted key -> node (schedules.py)
 
     def with_values(self, changes: Mapping[str, Any]) -> Self:
-        """Return a copy of the run with new values for dotted keys of at most two names."""
         return type(self).of(with_values(self.plain(), changes))
 
     @property
     def groups_per_step(self) -> int:
-        """The number of groups per training step."""
         return self.batch_size // self.group_size
 
     @property
     def starts_vllm(self) -> bool:
-        """Whether this run starts vLLM itself."""
         return self.sampler.uses_vllm and not self.inference.is_external
 
     @property
     def transport(self) -> Transport:
-        """The sender that pushes new weights to vLLM."""
         return transport(vars(self))
 
     @property
     def pushes_adapter(self) -> bool:
-        """Whether only the adapter is pushed to vLLM, where it has its own model name."""
         return self.transport.adapter_only
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the run that `save` wrote to this file."""
         settings = load_yaml(path.read_bytes())
         settings.pop("format", None)
         return cls.of(split_schedules(settings))
 
 
 def seconds_of(duration: float | str) -> float:
-    """Convert a duration such as 3h30m, 90m, 45s, 1d12h or a number to seconds.
-
-    Raises:
-        ValueError: the text is not a duration, or the duration is not positive.
-    """
+    """Convert a duration such as 3h30m, 90m, 45s, 1d12h or a number to seconds."""
     text = str(duration).replace(" ", "")
     is_number = re.fullmatch(r"\d+(\.\d+)?", text)
     numbers = _DURATION.fullmatch(f"{text}s" if is_number else text)

@@ -26,8 +26,6 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 # Compare modules by identity, because hashing a syntax tree is slow.
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A parsed Python source file."""
-
     name: str
     path: Path
     tree: ast.Module
@@ -72,7 +70,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @cache
 def parse_module(name: str) -> Module | None:
-    """Return the parsed file of a module, or None if there is no such Python file."""
     spec = spec_of(name)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
@@ -121,7 +118,6 @@ def find_definition(module: Module, name: str, seen: frozenset[str] = frozenset(
 
 
 def _import_origins(module: Module, name: str) -> Iterator[str]:
-    """Yield the dotted names that imports of a module may bind to `name`."""
     for statement in module.statements():
         match statement:
             case ast.ImportFrom():
@@ -140,7 +136,6 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
-    """Return the absolute name of the module in a `from ... import` statement."""
     parts = module.name.split(".")
     # One dot means the package, which is the module itself if the file is an __init__.py.
     up = statement.level - (module.path.stem == "__init__")
@@ -185,7 +180,6 @@ def definition_of(target: str) -> tuple[Module, Definition]:
 
 
 def _siblings(name: str) -> list[str]:
-    """Return the names of the modules that are in the same package as module `name`."""
     package = name.rpartition(".")[0]
     spec = spec_of(package) if package else None
     folders = spec.submodule_search_locations or [] if spec else []
@@ -193,13 +187,11 @@ def _siblings(name: str) -> list[str]:
 
 
 def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Options:
-    """Return the options of a function definition."""
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     return {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
 
 
 def _method_options(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
-    """Return the options of a class's own or inherited method, None if there is no method."""
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
             return _parameters(module, statement)
@@ -210,7 +202,6 @@ def _method_options(module: Module, definition: ast.ClassDef, name: str) -> Opti
 
 
 def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, ast.ClassDef]]:
-    """Yield the base classes of a class, if they are written in Python."""
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T] becomes Base
             base = base.value

@@ -8,9 +8,7 @@ from rl.config.facts import fact, is_external, spans_hosts
 
 Node = Mapping[str, Any]
 NO_ADAPTED_EXPERTS = "vLLM 0.32 cannot run a mixture of experts with an adapter on a CPU"
-
-# The values that vLLM's option max_lora_rank allows.
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,6 @@ class Transport:
 
     @property
     def adapter_only(self) -> bool:
-        """Whether the sender pushes only the LoRA matrices."""
         return self.has("adapter_only")
 
     def has(self, name: str) -> bool:
@@ -49,7 +46,6 @@ def transport(config: Node) -> Transport:
 
 
 def why_other_host(config: Node) -> str | None:
-    """Return why vLLM may be on another host than the trainer, or None if both are on one host."""
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
         return "an external vLLM may be on another host"
@@ -83,7 +79,6 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def transport_problems(config: Node) -> Iterator[str]:
-    """Yield a message if the sender does not suit the hosts or the policy: values, then remedy."""
     chosen = transport(config)
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"

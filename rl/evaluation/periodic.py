@@ -32,7 +32,6 @@ class NoEvaluation:
     evaluates: ClassVar[bool] = False
 
     def is_due(self, version: int, last: int) -> bool:  # noqa: ARG002
-        """Return False."""
         return False
 
 
@@ -47,30 +46,23 @@ class PeriodicEvaluation:
     pass_threshold: float
 
     def is_due(self, version: int, last: int) -> bool:
-        """Return whether a version is evaluated: each multiple of `every` is, and the last one."""
         return version % self.every == 0 or version == last
 
 
 @dataclass
 class Evaluator:
-    """Evaluates policy versions one after another.
-
-    Attributes:
-        player: the player of the training rollouts.
-        last: the policy version after the last step of the run.
-    """
+    """Evaluates policy versions one after another."""
 
     settings: PeriodicEvaluation
-    player: Player
+    player: Player  # the player of the training rollouts
     examples: Sequence[Example]
     run_folder: RunFolder
-    last: int
+    last: int  # the policy version after the last step of the run
     _due: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     _metrics: dict[int, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
     _ended: bool = False
 
     def start(self, version: int) -> None:
-        """Queue the evaluation of a version that vLLM has just loaded, if it is due."""
         if not self.settings.is_due(version, self.last):
             return
         self._metrics[version] = asyncio.get_running_loop().create_future()
@@ -79,10 +71,7 @@ class Evaluator:
         self._due.put_nowait(version)
 
     async def finish(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version and return its metrics; {} if it was not due.
-
-        The rollouts process calls this method once for each trainer rank.
-        """
+        """Wait for the evaluation of a version and return its metrics; {} if it was not due."""
         # Shield the future, because a rank that disconnects must not cancel it for the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
@@ -115,7 +104,6 @@ class Evaluator:
         return summarise(played, settings.pass_threshold).metrics()
 
     def _player_of(self, version: int) -> Player:
-        """Return the player with the evaluation's temperature, no hints and no strategy."""
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
@@ -127,7 +115,6 @@ class Evaluator:
 def evaluator_of(
     run: Run, run_folder: RunFolder, env: Environment, player: Player
 ) -> Evaluator | None:
-    """Return the evaluator of a run; None with evaluation=none."""
     settings = build(run.evaluation)()
     if isinstance(settings, NoEvaluation):
         return None

@@ -34,7 +34,6 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
 
 def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
     order = list(range(len(pool.examples)))
-    # The seed is constant, so that runs with different seeds evaluate the same examples.
     random.Random("evaluation").shuffle(order)
     return [pool.examples[i] for i in order[:count]]
 
@@ -77,13 +76,11 @@ async def play(
 
 
 def write_rollouts(path: Path, played: Sequence[PlayedExample]) -> None:
-    """Write one JSON line per rollout to `path`."""
     lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 
 def evaluated_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:
-    """Return the content of a rollout's line in evaluations/*.jsonl."""
     return {
         **rollout_line(played.example, rollout),
         "tool_errors": rollout.tool_errors,

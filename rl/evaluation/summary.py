@@ -16,14 +16,11 @@ from rl.records import Rollout
 
 @dataclass(frozen=True, eq=False)
 class PlayedExample:
-    """One example of an evaluation and its rollouts."""
-
     example: Example
     rollouts: tuple[Rollout, ...]
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the rollouts that could be scored."""
         return [r.reward for r in self.rollouts if r.reward is not None]
 
 
@@ -37,8 +34,7 @@ class Summary:
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
     passes: dict[int, float]  # k -> pass@k; each role of an example counts alone
-    # Share of examples whose rollouts have equal rewards. Each role of an example counts alone:
-    zero_spread: float
+    zero_spread: float  # share of examples and roles whose rollouts have equal rewards
     mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float  # share of rollouts that a token limit ended
@@ -48,8 +44,7 @@ class Summary:
     rewards: dict[str, float]  # mean of each named reward, unweighted
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
-    # environment of a mixture -> its summary
-    envs: dict[str, "Summary"] = field(default_factory=dict)
+    envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that are not NaN, by their names in metrics.jsonl."""
@@ -73,10 +68,7 @@ class Summary:
 
 
 def summarise(played: Sequence[PlayedExample], threshold: float) -> Summary:
-    """Return the summary of an evaluation. A rollout passes if its reward >= threshold.
-
-    For a mixture, `envs` contains the summary of each environment.
-    """
+    """Return the summary of an evaluation. A rollout passes if its reward >= threshold."""
     by_env: dict[str, list[PlayedExample]] = defaultdict(list)
     for one in played:
         by_env[one.example.env].append(one)
@@ -88,7 +80,6 @@ def summarise(played: Sequence[PlayedExample], threshold: float) -> Summary:
 def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
     rollouts = [rollout for one in played for rollout in one.rollouts]
     groups = [one.rewards for one in played]
-    # The rollouts of an example in one role. Roles are not compared with each other.
     of_role = defaultdict[tuple[int, str], list[float | None]](list)
     for i, one in enumerate(played):
         for rollout in one.rollouts:
@@ -134,7 +125,6 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return reward name -> mean of its finite values over the rollouts (`finite_means`)."""
     return finite_means([pair for rollout in rollouts for pair in rollout.rewards.items()])
 
 
@@ -152,7 +142,6 @@ def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the share of each stop reason, most common first."""
     counts = Counter(str(rollout.stop_reason) for rollout in rollouts)
     return {reason: count / len(rollouts) for reason, count in counts.most_common()}
 
@@ -162,7 +151,6 @@ RewardGroups = Sequence[Sequence[float]]
 
 
 def mean(groups: RewardGroups) -> float:
-    """Return the mean reward of all rollouts; NaN if there are none."""
     return average([reward for group in groups for reward in group])
 
 
@@ -193,7 +181,6 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
 
 
 def powers_of_two(limit: int) -> list[int]:
-    """Return 1, 2, 4, ... up to `limit`."""
     return [2**i for i in range(limit.bit_length())]
 
 

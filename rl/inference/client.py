@@ -74,7 +74,6 @@ class VLLMClient:
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
-        """Yield a client that sends all requests of a group of rollouts to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
@@ -113,7 +112,6 @@ class VLLMClient:
             return answer
 
     def _count_failure(self, route: Route, failure: AttemptFailed) -> None:
-        """Count a failed request. After 32 in a row, end the run or stop using the replica."""
         route.num_failed_in_a_row += 1
         self._tally.num_failed_in_a_row += 1
         if self._tally.num_failed_in_a_row >= _MAX_FAILURES:
@@ -172,7 +170,6 @@ class VLLMClient:
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:
-        """Return the HTTP session for a replica. Create the session at the first call."""
         if route not in self._sessions:
             replica = route.replica
             # Connections use at most half of the allowed open files. Environments need files too.
@@ -203,8 +200,6 @@ class VLLMClient:
 
 @dataclass(frozen=True)
 class GroupClient:
-    """A client whose requests all go to the same replica."""
-
     client: VLLMClient
     group: RequestGroup
 
@@ -268,10 +263,7 @@ class GroupClient:
         tools: list[dict[str, Any]] | None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the conversation as token ids, rendered with the server's chat template.
-
-        Raise ValueError if the template rejects the conversation.
-        """
+        """Return the conversation as token ids, rendered with the server's chat template."""
         body: dict[str, Any] = {"messages": messages}
         if template_options:
             body["chat_template_kwargs"] = template_options

@@ -8,8 +8,6 @@ import msgspec
 
 from rl.runtime.failure import RunFailed
 
-_FAILURE_REASONS = ("abort", "error")  # values of finish_reason after an error of vLLM
-
 
 class GenerationError(RunFailed):
     """The error that ends a run because vLLM fails. The user sees its message."""
@@ -42,8 +40,7 @@ class Completion:
     num_masked: int = 0  # the first `num_masked` tokens were given and are not trained
 
 
-# The fields of vLLM's answer that are used. Decoding into these types takes a fifth of the time of
-# decoding into dictionaries, which matters because an answer has a logprob for every token.
+# Decoding into these types takes a fifth of the time of decoding into dictionaries.
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
 
@@ -59,8 +56,6 @@ class _VersionSpan(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
-    """One choice of vLLM's answer."""
-
     token_ids: list[int] | None
     logprobs: _Logprobs | None
     finish_reason: str | None
@@ -69,19 +64,14 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class GenerateAnswer(msgspec.Struct, gc=False):
-    """The answer of vLLM's generate route."""
-
     choices: list[Choice]
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
-    """Convert an entry of `choices` in vLLM's answer to a Completion.
-
-    Raise AttemptFailed if vLLM aborted the choice, or if a token has no logprob or no version.
-    """
+    """Convert an entry of `choices` in vLLM's answer to a Completion."""
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
-    if choice.finish_reason in _FAILURE_REASONS:
+    if choice.finish_reason in ("abort", "error"):
         # An aborted completion is not scored, because its low reward would be vLLM's fault.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)

@@ -55,7 +55,6 @@ class ExternalServers:
 
 
 def address_of(url: str) -> Address:
-    """Return the address in a server's URL. Raise ValueError unless it is http:// or unix:."""
     try:
         if url.startswith("unix:"):
             return Address.parse(url)

@@ -27,7 +27,6 @@ class KeyGuard:
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Call, send: Call) -> None:
-        """Pass requests that have the key to vLLM. Answer all other requests with status 401."""
         given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
         # The duration of compare_digest does not depend on how many characters are correct.
         has_key = len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -12,7 +12,6 @@ class LiveVersion:
     listeners: list[Callable[[int], None]] = field(default_factory=list)  # called by `publish`
 
     def publish(self, number: int) -> None:
-        """Record that vLLM has loaded policy version `number`."""
         self.number = number
         for listener in self.listeners:
             listener(number)

@@ -7,8 +7,6 @@ from rl.runtime.endpoint import Endpoint
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_TIMEOUT_S = 2.0
-
 
 @dataclass(frozen=True)
 class Replica:
@@ -21,19 +19,16 @@ class Replica:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request to this replica."""
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     @property
     def log(self) -> str:
-        """The path of the log file in messages, relative to the run folder."""
         return f"logs/{self.name}.log"
 
 
 def refuses_connections(replica: Replica) -> bool:
-    """Return whether the replica refuses connections, because vLLM has ended."""
     try:
-        replica.address.connect(_TIMEOUT_S).close()
+        replica.address.connect(timeout=2.0).close()
     except (ConnectionRefusedError, FileNotFoundError):
         return True
     except OSError:

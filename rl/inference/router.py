@@ -39,8 +39,6 @@ class Route:
 
 @dataclass(eq=False)
 class RequestGroup:
-    """The requests of one group of rollouts. All use the same replica."""
-
     router: "Router"
     chosen: Route | None = None
 
@@ -48,9 +46,6 @@ class RequestGroup:
         """Return the route to the group's replica. Wait while the last replica is restarted.
 
         The wait needs no deadline, because the supervisor ends the run if the restart fails.
-
-        Raises:
-            RequestFailed: the run ends, so the replica is not restarted.
         """
         while not self.router.routes:
             if self.router.ends:
@@ -60,10 +55,8 @@ class RequestGroup:
         return self.route()
 
     def route(self) -> Route:
-        """Return the route to the group's replica. Choose another replica if it was lost."""
         if self.chosen is None or self.chosen.lost:
             self.leave()
-            # Choose the fewest groups and, among equals, the fewest pending completions.
             self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
             self.chosen.num_groups += 1
         return self.chosen
@@ -95,14 +88,12 @@ class Router:
 
     @classmethod
     def to(cls, *replicas: Replica) -> "Router":
-        """Return a router that uses these replicas."""
         router = cls()
         router.serve(replicas)
         return router
 
     @property
     def routes(self) -> list[Route]:
-        """The routes of the replicas that may get requests."""
         return list(self._routes.values())
 
     def serve(self, replicas: Iterable[Replica]) -> None:
@@ -155,7 +146,6 @@ class Router:
 
     @contextmanager
     def group(self) -> Iterator[RequestGroup]:
-        """Yield a group whose requests all use one replica."""
         group = RequestGroup(self)
         try:
             yield group

@@ -23,7 +23,6 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_CACHE_COUNTERS = ("queries", "hits")
 _MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
 
 
@@ -65,7 +64,6 @@ class VLLMRoutes:
         self._post("/pause?mode=keep&clear_cache=false")
 
     def resume(self) -> None:
-        """Resume generation."""
         self._post("/resume")
 
     def init_transfer(self, info: dict[str, Any]) -> None:
@@ -162,7 +160,6 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
 
 
 def is_healthy(replica: Replica) -> bool:
-    """Return whether vLLM answers its route /health with status 200."""
     path = replica.address.path
     if path and not path.exists():
         return False
@@ -185,7 +182,9 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
     # vLLM reports one counter per engine.
-    queries, hits = (sum(float(n) for name, n in found if name == what) for what in _CACHE_COUNTERS)
+    queries, hits = (
+        sum(float(n) for name, n in found if name == what) for what in ("queries", "hits")
+    )
     return queries, hits
 
 

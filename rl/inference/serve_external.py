@@ -23,7 +23,6 @@ from rl.runtime.network import Address
 
 
 def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of an external vLLM server."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -39,10 +38,7 @@ def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], 
 
 
 def required_key(run_folder: RunFolder) -> str:
-    """Return the key that vLLM requires on a TCP port. Raise ValueError if the user set none.
-
-    Without a key, any program that can connect to the port could load weights.
-    """
+    """Return the user's key. Without a key, any program that connects could load weights."""
     variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:

@@ -64,8 +64,7 @@ class ServedPolicy:
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
-    # limits of the LoRA adapter, or None if the trainer pushes all weights
-    adapter: AdapterLimits | None = None
+    adapter: AdapterLimits | None = None  # None if the trainer pushes all weights
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
 
 
@@ -82,10 +81,7 @@ class VLLMServer:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
-        """Return the command line for a model folder.
-
-        vLLM's CPU build has no `vllm serve`, so the command starts the module.
-        """
+        """Return a command that starts a module, because vLLM's CPU build lacks `vllm serve`."""
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
@@ -140,10 +136,7 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return the variable that limits vLLM on a CPU to all cores except one.
-
-    If the user has set OMP_NUM_THREADS, that value is used. On a GPU, vLLM needs no limit.
-    """
+    """Return a limit of all cores except one; {} on GPUs, or if the user has set a limit."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cores()})
@@ -176,7 +169,6 @@ def vllm_process(
 
 
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
-    """Return the properties of a run's policy that vLLM's command line depends on."""
     limits = None
     if run.pushes_adapter:
         limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
@@ -192,7 +184,6 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a replica's command line and environment variables; see vllm_process for `place`."""
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
@@ -203,11 +194,7 @@ def replica_process(
 def run_vllm(
     server: VLLMServer, run_folder: RunFolder, policy: ServedPolicy
 ) -> Iterator[VLLMRoutes]:
-    """Start vLLM for the model of a run folder, yield its control routes, and end vLLM.
-
-    Raises:
-        RunFailed: vLLM did not start or ended during the block. The message has its last log lines.
-    """
+    """Start vLLM for the model of a run folder, yield its control routes, and end vLLM."""
     run_folder.private.make()
     replica = only_replica(run_folder)
     with ExitStack() as stack:

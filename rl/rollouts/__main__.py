@@ -49,8 +49,6 @@ from rl.sampling.watchdog import Watchdog
 def _demonstrator(
     run: Run, sampler: ImitationSampler, env: Environment, renderer: Renderer
 ) -> Callable[..., tuple[Rollout, ...]]:
-    """Return a function that returns demonstrations, given a seed and an environment's example."""
-
     def demonstrate(
         seed: str, example: Example, group_size: int = run.group_size
     ) -> tuple[Rollout, ...]:
@@ -84,11 +82,7 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the names of environments whose reference model sees hints.
-
-    Raises:
-        ValueError: an example lacks a hint that the reference model or the strategy needs.
-    """
+    """Return the environments whose reference sees hints; raise ValueError for a missing hint."""
     hinted: set[str] = set()
     for pool in pools:
         # Skip empty pools: ExampleOrder.begin, which runs later, reports them.

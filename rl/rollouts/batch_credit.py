@@ -46,7 +46,6 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 
 
 def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
-    """Return the groups with the credits of `batch_credit`. Raise RunFailed for a wrong number."""
     credits = [tuple(each) for each in batch_credit(groups)]
     found, expected = (
         [[len(credit.advantages) for credit in each] for each in rows]

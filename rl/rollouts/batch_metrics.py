@@ -79,7 +79,6 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return each source's share of the groups, and reward and staleness of replayed groups."""
     sources = [group.rollouts[0].source for group in groups]
     metrics = {f"source/{s.name.lower()}/share": sources.count(s) / len(groups) for s in Source}
     if replayed := [group for group in groups if group.suffix]:
@@ -89,7 +88,6 @@ def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
-    """Return for each group the column of `compared_columns` with the largest spread."""
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
     return [
         max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared
@@ -97,7 +95,6 @@ def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
 
 
 def _turn_reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each named reward at each turn, over the rollouts that have this turn."""
     return finite_means(
         (f"reward/{name}/turn_{turn}", value)
         for rollout in rollouts

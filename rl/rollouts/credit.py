@@ -54,28 +54,19 @@ class RewardShaping:
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Computes the credits of whole groups.
-
-    Attributes:
-        weights_of: returns the reward weights of an example.
-        per_turn: whether the advantage returns one number per turn.
-        compares: whether an advantage depends on the other rollouts of the group.
-        needs_score: whether the loss reads advantages, which a rollout without a score lacks.
-        per_token: whether the advantage returns one number per completion token.
-    """
+    """Computes the credits of whole groups."""
 
     truncation: Truncation
     shaping: RewardShaping
     advantage: Advantage
     weights_of: Callable[[Example], Mapping[str, float]]
-    per_turn: bool = False
-    compares: bool = True
-    needs_score: bool = True
-    per_token: bool = False
+    per_turn: bool = False  # whether the advantage returns one number per turn
+    compares: bool = True  # whether an advantage depends on the group's other rollouts
+    needs_score: bool = True  # whether the loss reads advantages, which need a score
+    per_token: bool = False  # whether the advantage returns one number per completion token
 
     @staticmethod
     def of(run: Run, weights_of: Callable[[Example], Mapping[str, float]]) -> "GroupCredit":
-        """Return the GroupCredit with the components that the run's configuration names."""
         learned = Learned.of(run)
         return GroupCredit(
             build(run.truncation),
@@ -89,20 +80,14 @@ class GroupCredit:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the advantage's state for a checkpoint; {} if it has none."""
-        state = getattr(self.advantage, "state", dict[str, Any])
-        return state()
+        return getattr(self.advantage, "state", dict[str, Any])()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the advantage's state from a checkpoint; {} changes nothing."""
         if state:
             cast("Any", self.advantage).load(state)
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
-        """Return one credit per rollout of the group that played `example`.
-
-        Rollouts are compared with those of the same role only.
-        """
+        """Return one credit per rollout. Only rollouts of the same role are compared."""
         credits = {
             role: iter(self._credits_of_role(example, [r for r in rollouts if r.role == role]))
             for role in roles_of(rollouts)
@@ -153,7 +138,6 @@ class GroupCredit:
     def _normalise_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
     ) -> list[Credit]:
-        """Return credits whose advantages are weighted sums over named rewards, minus penalties."""
         columns = {
             name: _select_reward(group, name)
             for name, weight in weights.items()
@@ -236,7 +220,6 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    """Return the group with one of its named rewards as the reward."""
     # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0

@@ -27,7 +27,6 @@ class DifficultyBuffer(FifoBuffer):
         self.min_reward, self.max_reward = min_reward, max_reward
 
     def why_useless(self, group: Group) -> str:
-        """Return the first reason to reject the group, or an empty text."""
         if reason := super().why_useless(group):
             return reason
         if not any(credit.trains for credit in group.credits):
@@ -51,6 +50,5 @@ def _spread(numbers: Sequence[float]) -> float:
 
 
 def _variance(rewards: Sequence[float]) -> float:
-    """Return the mean squared difference from the mean; 0 without rewards."""
     mean = sum(rewards) / max(len(rewards), 1)
     return sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards), 1)

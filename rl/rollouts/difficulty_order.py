@@ -1,13 +1,13 @@
-r"""Orders examples in three pools by the mean reward of the last group that played them.
+r"""Orders examples in three queues by the mean reward of the last group that played them.
 
     mean reward of the group >= easy_threshold  ->  easy    \
                              <= hard_threshold  ->  hard     >  each drawn by its weight
     between, and unplayed examples              ->  normal  /
 
 Only the last group of an example counts, because older rewards are those of an older policy. A
-group that is played again after a resume counts once. Each pool is a queue: the example that was
-played longest ago comes next, so no example repeats before the rest of its pool. This order is like
-the difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
+group that is played again after a resume counts once. The example that was played longest ago comes
+next in its queue, so no example repeats before the rest of its queue. This order is like the
+difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
 """
 
 import random
@@ -28,7 +28,7 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 class DifficultyOrder(ExampleOrder):
     """Draws easy, normal and hard examples by weight (conf/order/difficulty).
 
-    For a mixture, the environment is drawn first, by its weight. Each environment has three pools.
+    For a mixture, the environment is drawn first, by its weight. Each environment has three queues.
     """
 
     ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
@@ -46,7 +46,6 @@ class DifficultyOrder(ExampleOrder):
         self.weights = {"easy": easy_weight, "normal": normal_weight, "hard": hard_weight}
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed, and mark every example as unplayed."""
         super().begin(pools, seed)
         self.load({})
 
@@ -57,7 +56,7 @@ class DifficultyOrder(ExampleOrder):
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
         filled = {level: queue for level, queue in self._queues[pool].items() if queue}
         weights = [self.weights[level] for level in filled]
-        # If all non-empty pools have weight 0, draw from them equally, so that the run continues.
+        # If all non-empty queues have weight 0, draw from them equally, so that the run continues.
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
@@ -67,7 +66,6 @@ class DifficultyOrder(ExampleOrder):
         return pool, position
 
     def observe(self, place: Place, group: Group) -> None:
-        """Move the example to the pool of its mean reward; ignore an unscorable group."""
         if not group.rewards:
             return
         pool, position = place
@@ -83,7 +81,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return the played examples by pool. The seed gives the order of unplayed examples."""
+        """Return the played examples by queue. The seed gives the order of unplayed examples."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]
@@ -94,11 +92,7 @@ class DifficultyOrder(ExampleOrder):
         return {"sizes": [len(pool.examples) for pool in self.pools], "played": played}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the pools from the result of `state`.
-
-        Raises:
-            ValueError: the number of examples has changed since the checkpoint.
-        """
+        """Restore the easy, normal and hard queues from the result of `state`."""
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
@@ -119,7 +113,7 @@ class DifficultyOrder(ExampleOrder):
             self._num_unplayed.append(len(unplayed))
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of each pool among all examples, and the number of played examples."""
+        """Return the share of each queue among all examples, and the number of played examples."""
         counts = {level: sum(len(queues[level]) for queues in self._queues) for level in _LEVELS}
         total = sum(counts.values())  # without examples that the environment has added since `load`
         shares = {level: count / total for level, count in counts.items()}

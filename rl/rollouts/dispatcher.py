@@ -3,7 +3,7 @@
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i at the next place of the order, max_concurrent rollouts
                        v
-                    running ---> buffer ---> batch(step)   (rejected groups are replaced)
+                    running ---> buffer ---> take_batch(step)   (rejected groups are replaced)
 
 The inequality above is the only off-policy rule. With max_staleness 0 no group starts before vLLM
 samples with the weights that the group will train. One condition variable wakes every waiting task
@@ -21,7 +21,7 @@ from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
-from rl.rollouts.sampling_limits import SamplingLimits
+from rl.rollouts.sampling_limits import FailureLimits
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
@@ -43,8 +43,7 @@ class DispatcherState:
     """The dispatcher's state in a checkpoint: next groups, and the state of buffer and order."""
 
     next_index: int = 0
-    # indices of started groups that no batch has used
-    pending: list[int] = field(default_factory=list)
+    pending: list[int] = field(default_factory=list)  # started groups that no batch has used
     places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
@@ -53,13 +52,7 @@ class DispatcherState:
 
 @dataclass
 class Dispatcher:
-    """Starts groups and collects batches; all methods run in one asyncio loop.
-
-    Attributes:
-        version: policy version with which vLLM samples, shared with the chat; set by `publish`.
-        on_rejected: called with each group that the buffer rejected.
-        stateful: further objects by name, whose states checkpoints keep.
-    """
+    """Starts groups and collects batches; all methods run in one asyncio loop."""
 
     play_group: PlayGroupAt
     order: ExampleOrder
@@ -71,9 +64,9 @@ class Dispatcher:
     max_concurrent: int
     state: DispatcherState
     step: int = 0
-    version: LiveVersion = field(default_factory=LiveVersion)
-    on_rejected: Callable[[Group], None] = lambda _: None
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    version: LiveVersion = field(default_factory=LiveVersion)  # set by `publish`, read by the chat
+    on_rejected: Callable[[Group], None] = lambda _: None  # called with each rejected group
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # checkpoints keep their states
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -93,7 +86,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
-        self._limits = SamplingLimits(self.group_size, self.groups_per_step)
+        self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
         """Start groups when they are admitted, until cancelled. Raise the error of a group."""
@@ -145,12 +138,8 @@ class Dispatcher:
             self.version.publish(version)
             self._changed.notify_all()
 
-    async def batch(self, step: int) -> list[Group]:
-        """Wait for the groups of a step and remove them from the buffer.
-
-        Raises:
-            NoMoreBatches: the buffer rejected too many groups in a row, or the run must stop.
-        """
+    async def take_batch(self, step: int) -> list[Group]:
+        """Wait for a step's groups and return them; raise NoMoreBatches if sampling has ended."""
         drawn: list[Group] | None = None
 
         def has_batch() -> bool:
@@ -173,13 +162,12 @@ class Dispatcher:
         return drawn
 
     async def stop(self) -> None:
-        """Make `batch` raise NoMoreBatches from now on, even if a batch is complete."""
+        """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""
         async with self._changed:
             self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:
-        """Return the progress of the next batch as text for the screen."""
         if self.version.number < 0:
             return "waiting for the first weights"
         num_ready = min(len(self.buffer), self._new_per_step) * self.group_size

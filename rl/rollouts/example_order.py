@@ -24,18 +24,12 @@ Place = tuple[int, int]
 
 
 class ExampleOrder:
-    """Base class of all orders. Its constructor accepts only the options of conf/order.
+    """Base class of all orders. Its constructor accepts only the options of conf/order."""
 
-    Attributes:
-        pools: the examples of each environment, set by `begin`.
-        seed: the seed of the run, set by `begin`.
-    """
-
-    pools: Sequence[Pool]
-    seed: int
+    pools: Sequence[Pool]  # the examples of each environment; set by `begin`
+    seed: int  # the seed of the run; set by `begin`
 
     def __new__(cls, **_options: object) -> Self:
-        """Raise ValueError if a subclass observes groups but does not save and load its state."""
         forgets = cls.state is ExampleOrder.state or cls.load is ExampleOrder.load
         if cls.observe is not ExampleOrder.observe and forgets:
             raise ValueError(
@@ -45,11 +39,7 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed. The rollouts process calls this first, and only once.
-
-        Raises:
-            ValueError: a pool is empty.
-        """
+        """Set pools and seed; called first, and only once. Raise ValueError for an empty pool."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
@@ -59,11 +49,7 @@ class ExampleOrder:
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
-        """Return the example at a place.
-
-        Raises:
-            ValueError: the place does not exist.
-        """
+        """Return the example at a place. Raise ValueError if the place does not exist."""
         pool, position = place
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
@@ -95,7 +81,6 @@ class SequentialOrder(ExampleOrder):
     """Plays each pool from the first to the last example, repeatedly (conf/order/sequential)."""
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed, and reset the counters."""
         super().begin(pools, seed)
         self._random = random.Random(seed)
         # For each group: its pool, and the number of earlier groups of this pool.
@@ -114,7 +99,6 @@ class SequentialOrder(ExampleOrder):
         return pool, self._positions_in_pass(pool, number)[position]
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
-        """Return the positions of a pool in the order of its pass `number`."""
         return range(len(self.pools[pool].examples))
 
 
@@ -122,12 +106,10 @@ class ShuffledOrder(SequentialOrder):
     """Plays each pool in a new random order at each pass (conf/order/shuffled)."""
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed, and reset the counters and the shuffled positions."""
         super().begin(pools, seed)
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
-        """Return the shuffled positions; the newest pass of each pool is cached."""
         size = len(self.pools[pool].examples)  # an environment may add examples
         if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))

@@ -47,7 +47,6 @@ async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> 
 
 
 async def _sends_key(reader: asyncio.StreamReader, key: bytes) -> bool:
-    """Return whether a connection sends the run's key before the timeout."""
     try:
         async with asyncio.timeout(_KEY_TIMEOUT_S):
             size = HEADER.unpack(await reader.readexactly(HEADER.size))[0]

@@ -54,24 +54,20 @@ class MixedBuffer(FifoBuffer):
         self._num_expired = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with the stored groups as base64 of msgpack."""
         stored = b64encode(pack(self._stored)).decode()
         return super().state() | {"stored": stored, "expired": self._num_expired}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; an empty dict empties the store."""
         super().load(state)
         stored = state.get("stored")  # missing in the state of another buffer
         self._stored = unpack(b64decode(stored), list[Group]) if stored else []
         self._num_expired = state.get("expired", 0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers of rejected, stored and expired groups."""
         numbers = {"stored": float(len(self._stored)), "expired": float(self._num_expired)}
         return super().metrics() | numbers
 
     def num_new(self, count: int) -> int:
-        """Return how many of the `count` groups of a batch are new."""
         return count - sum(self._num_others(count))
 
     def _num_others(self, count: int) -> list[int]:
@@ -116,7 +112,6 @@ class MixedBuffer(FifoBuffer):
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
-        """Return a group of demonstrations of the environment of the example `like`."""
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
         # No reward, so that no baseline, critic or KL penalty in the reward uses demonstrations.

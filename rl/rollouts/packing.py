@@ -18,7 +18,7 @@ Row = TypeVar("Row", bound=TrainingRow)
 
 
 def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
-    """Return the rows with an advantage, and the others. `whole_groups`: do not split groups."""
+    """Return rows with an advantage, and others. `whole_groups`: a group counts as one row."""
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     moving = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
     kinds: tuple[list[Any], list[Any]] = ([], [])
@@ -33,10 +33,8 @@ def pack(
     """Return the micro-batches of each rank, the same number for every rank.
 
     Args:
-        rows: the rows to distribute.
         loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
         budget: maximum number of tokens in a micro-batch of several rows.
-        shares_prefixes: whether the trainer computes equal beginnings once.
     """
     if shares_prefixes:
         shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
@@ -53,10 +51,7 @@ def pack(
 def pack_groups(
     rows: Sequence[Any], loads: list[int], budget: int, *, shares_prefixes: bool
 ) -> list[list[list[Any]]]:
-    """Return micro-batches as `pack` does, each with all rows of its groups.
-
-    Raise RunFailed if the rows of a group do not fit into one micro-batch.
-    """
+    """Return micro-batches as `pack` does, each with all rows of its groups."""
     groups = defaultdict(list)
     for row in rows:
         groups[row.group_id].append(row)
@@ -85,7 +80,6 @@ def pack_groups(
 
 
 def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Assign each row, longest first, to the rank with the lowest load. Update `loads`."""
     shares: list[list[Row]] = [[] for _ in loads]
     for row in rows:
         lightest = loads.index(min(loads))
@@ -95,7 +89,6 @@ def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
 
 
 def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
-    """Return micro-batches of rows with similar lengths, so that there is little padding."""
     bins: list[list[Row]] = []
     for row in rows:
         # Rows are sorted by length, so the first row of a micro-batch sets its width.

@@ -36,7 +36,6 @@ class WeightedRow(TrainingRow, PlannedColumns):
 
     @property
     def has_advantage(self) -> bool:
-        """Whether any token has an advantage other than 0."""
         return bool(np.any(self.advantages))
 
 
@@ -88,7 +87,6 @@ def weighted_rows(
     ]
     group_ids = compared_ids(groups)
     training = [i for i, (_, _, credit) in enumerate(everything) if credit.trains]
-    # Weights are computed for all ranks together, so that the split cannot change them.
     turns = [everything[i][1].turn_lengths for i in training]
     lengths = turns if per_turn else [sum(numbers) for numbers in turns]
     weights = aggregation(lengths, [group_ids[i] for i in training])
@@ -163,7 +161,6 @@ def plan(
     loads = [0] * ranks  # tokens assigned to each rank
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for kind in split_by_advantage(rows, whole_groups=whole_groups):
-        # Rows without an advantage come second and go to the ranks with the fewest tokens so far.
         packing = pack_groups if whole_groups else pack
         packed = packing(kind, loads, tokens_per_micro_batch, shares_prefixes=shares_prefixes)
         for bins, stacked in zip(packed, micro_batches, strict=True):
@@ -195,10 +192,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the fields of `MicroBatch` with hinted prompts: token ids and completion masks.
-
-    Only the prompt is replaced. The tokens from the first completion token on are the row's own.
-    """
+    """Return the fields of `MicroBatch` for rows whose prompts are replaced by hinted prompts."""
     if all(row.hinted_prompt is None for row in rows):
         return {}
     pairs = []

@@ -23,7 +23,6 @@ class TokenRecord:
     num_groups: NonNegativeInt | None
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
-        """Return the groups of a step whose tokens are recorded."""
         if self.num_groups is None:
             return [*groups, *rejected]
         # Draw at random, because the first groups are the oldest and have the stalest tokens.
@@ -39,7 +38,6 @@ class TokenRecord:
         )
 
     def write(self, run_folder: RunFolder, step: int, recorded: Sequence[Group]) -> None:
-        """Write the sampled tokens of the recorded groups."""
         if not recorded:
             return
         keyed = [

@@ -1,8 +1,4 @@
-"""Decides when sampling must end because the policy cannot learn from further groups.
-
-no rollout of the last groups could be scored        RolloutsFailed
-the buffer rejected many consecutive groups          NoMoreBatches
-"""
+"""Decides when sampling must end because the policy cannot learn from further groups."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -21,7 +17,7 @@ class RolloutsFailed(RunFailed):
 
 
 @dataclass
-class SamplingLimits:
+class FailureLimits:
     """Counts errors and rejections of the newest groups, and decides when sampling must end."""
 
     group_size: int
@@ -33,11 +29,7 @@ class SamplingLimits:
         self._errors: deque[str] = deque(maxlen=window)
 
     def record_group(self, group: Group) -> None:
-        """Record the errors of a finished group.
-
-        Raises:
-            RolloutsFailed: none of the last rollouts could be scored.
-        """
+        """Record the errors of a group; raise RolloutsFailed if no recent rollout has a score."""
         # A scorable rollout has no error, so one such rollout is enough to continue.
         self._errors.extend(rollout.error for rollout in group.rollouts)
         if len(self._errors) == self._errors.maxlen and all(self._errors):
@@ -48,10 +40,7 @@ class SamplingLimits:
             )
 
     def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
-        """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end.
-
-        `counts`: the number of rejected groups by reason.
-        """
+        """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end."""
         self._num_rejected = 0 if accepted else self._num_rejected + 1
         # The minimum is 64 groups, because a few small batches may be rejected by chance.
         if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):

@@ -69,7 +69,6 @@ class RolloutService:
         return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one rank until it disconnects."""
         self._num_ranks += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has disconnected
             while True:
@@ -95,9 +94,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank to call starts the plan, and the other ranks share it. No rank is a
-            # step behind, because every update synchronises the ranks, so the previous plan can be
-            # dropped.
+            # All ranks share the plan that the first one starts. Drop the previous plan, because no
+            # rank is a step behind: every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -119,7 +117,6 @@ class RolloutService:
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
 
     def _check_first_version(self, version: int) -> None:
-        """Raise RunFailed if this process and rank 0 resumed from different checkpoints."""
         if self._dispatcher.version.number < 0 and version != self._dispatcher.step:
             raise RunFailed(
                 f"rank 0 resumed after step {version} and the rollouts process after step "
@@ -129,7 +126,7 @@ class RolloutService:
 
     async def _plan(self, call: Call) -> list[RankBatch]:
         step = call.step
-        groups = apply_batch_credit(await self._dispatcher.batch(step), self._batch_credit)
+        groups = apply_batch_credit(await self._dispatcher.take_batch(step), self._batch_credit)
         self._groups = groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
@@ -141,8 +138,7 @@ class RolloutService:
         }
         rejected = self._write(step, groups)
         recorded = self._record.choose(groups, rejected, step)
-        # Write the file and plan in threads, because both take long for many tokens and would
-        # otherwise block the running rollouts.
+        # Use threads, because writing and planning take long and would block running rollouts.
         recording = asyncio.create_task(
             asyncio.to_thread(self._record.write, self._run_folder, step, recorded)
         )

@@ -1,12 +1,8 @@
 """Base class of chats, which convert messages to prompts and completions to messages.
 
-    first_prompt ---> Prompt ---> generate ---> Completion ---> message
-                        ^                                          |  the environment's reply
-                        `--------------- next_prompt <-------------'
-
-`RendererChat` renders messages to tokens in this process. Its next prompt is the last prompt, the
-sampled tokens and the tokens of the reply (`bridge_to_next_turn`). If the chat format changes
-earlier turns, the whole conversation is rendered again, and the rollout gets a new row (a fork).
+first_prompt ---> Prompt ---> generate ---> Completion ---> message
+                    ^                                          |  the environment's reply
+                    `--------------- next_prompt <-------------'
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,28 +37,19 @@ class Prompt:
 
 @dataclass
 class Chat:
-    """Base class of chats, which sample completions from a server.
-
-    Attributes:
-        slots: the limit on concurrent requests. Copies of the chat share the limit.
-    """
+    """Base class of chats, which sample completions. Copies of a chat share the limit `slots`."""
 
     sampler: PolicySampler
     slots: CompletionSlots = field(default_factory=CompletionSlots, kw_only=True)
 
     async def check_server(self) -> None:
-        """Run checks that need a running server. The player calls this before every group.
-
-        Raises:
-            ValueError: client.on_rewrite=refuse, and the template changes earlier turns.
-        """
+        """Run checks that need a running server. The player calls this before every group."""
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
         """Return the number of tokens of a first prompt; None if only the server can count."""
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        """Return the first prompt of a conversation."""
         raise NotImplementedError
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
@@ -103,7 +90,6 @@ class Chat:
         raise NotImplementedError
 
     def stop_reason(self, completion: Completion) -> StopReason:
-        """Return the reason why the policy's turn ended."""
         if not completion.cut_off:
             return StopReason.STOP
         return StopReason.CONTEXT if self.fills_context(completion) else StopReason.MAX_TOKENS
@@ -113,7 +99,6 @@ class Chat:
         return nullcontext(self)
 
     def with_sampler(self, sampler: PolicySampler) -> Self:
-        """Return a copy of the chat that uses `sampler`."""
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
@@ -139,7 +124,6 @@ def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Mes
 
 
 def invalid_call(call_id: object, raw: str, mistake: str, name: object = None) -> Message:
-    """Return an entry of `tool_calls` for an invalid call, with `mistake` as its error."""
     function = {"name": _short_text(name), "arguments": replace_surrogates(raw)}
     return {"id": _short_text(call_id), "type": "function", "function": function, "error": mistake}
 
@@ -150,30 +134,18 @@ def _short_text(value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """The settings of a run that a client needs to open a chat.
-
-    Attributes:
-        is_multi_turn: whether episodes may have several turns; a template can change earlier ones.
-        num_seqs: maximum number of concurrent completions of the server; None: unknown.
-        version: the policy version that vLLM has loaded; each version has its own prefix cache.
-        router: chooses the vLLM replica of a request; ServingReplicas updates the choices.
-        served_as: model name in requests to vLLM.
-        model: local folder with the tokenizer.
-        renderer: name of the chat format in the library `renderers`, or auto.
-        renderer_options: options of the renderer or of the chat template.
-        tally: counts retried requests, for the metrics.
-    """
+    """The settings of a run that a client needs to open a chat."""
 
     sampler: PolicySampler
     max_seq_len: int
-    is_multi_turn: bool
-    version: LiveVersion
-    router: Router
-    served_as: str
-    model: Path
-    renderer: str
-    renderer_options: Mapping[str, Any] | None = None
-    num_seqs: int | None = None
+    is_multi_turn: bool  # whether episodes may have several turns
+    version: LiveVersion  # the policy version that vLLM has loaded
+    router: Router  # chooses the vLLM replica of a request
+    served_as: str  # model name in requests to vLLM
+    model: Path  # local folder with the tokenizer
+    renderer: str  # name of the chat format in the library `renderers`, or auto
+    renderer_options: Mapping[str, Any] | None = None  # of the renderer or the chat template
+    num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 
 
@@ -183,19 +155,15 @@ class Hints:
 
     The policy never sees the hint. The reference model computes the logprobs of the policy's tokens
     after a prompt that contains the hint.
-
-    Attributes:
-        group: the finished episodes of the example, from which the environment may make the hint.
     """
 
     chat: Chat
     env: Environment
-    group: Sequence[Episode]
+    group: Sequence[Episode]  # the finished episodes, from which hints may be made
     # The last call's messages, tools and tokens, because a group's rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:
-        """Return the tokens that the reference model reads: `prompt` with the episode's hint."""
         with as_environment_error(self.env, "teacher_messages"):
             given = episode.example, list(prompt.messages), episode, self.group
             messages = self.env.teacher_messages(*given)

@@ -66,7 +66,6 @@ class Clock:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Pause the clock during the block."""
         loop, timeout = asyncio.get_running_loop(), self._timeout
         assert timeout is not None, "the clock is not running"
         if not self._pauses and (deadline := timeout.when()) is not None:

@@ -60,9 +60,6 @@ class ImitationSampler:
 
         The caller derives `rng` from the run's seed and the group's index, so that a resumed run
         gets the same groups. A conversation that is too long is skipped with a warning.
-
-        Raises:
-            ConversationTooLong: 100 consecutive conversations are too long.
         """
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
@@ -101,16 +98,13 @@ class DemonstrationSampler(ImitationSampler):
     corruption_rate: Probability
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield the expert's demonstrations. Corrupt a share `corruption_rate` of them."""
         for messages in env.demonstrations(rng):
             yield _swap_letters(messages, rng) if rng.random() < self.corruption_rate else messages
 
 
 def _swap_letters(messages: list[Message], rng: Random) -> list[Message]:
-    """Return the messages with two neighbouring letters of the last message swapped."""
     *before, last = messages
     text = last.get("content") or ""
-    # Only different neighbours are swapped, because a swap of equal letters changes nothing.
     places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
     if not places:
         return messages
@@ -121,12 +115,7 @@ def _swap_letters(messages: list[Message], rng: Random) -> list[Message]:
 def tokenize(
     renderer: Renderer, messages: Sequence[Any], max_seq_len: int, tools: Any = None
 ) -> tuple[TrainingRow, ...]:
-    """Return the training rows of a conversation: several if the template changes earlier turns.
-
-    Raises:
-        ConversationTooLong: a row is longer than max_seq_len.
-        ValueError: the chat format cannot express a turn.
-    """
+    """Return the training rows of a conversation: several if the template changes earlier turns."""
     messages = list(messages)
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
     if not turns:
@@ -166,7 +155,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)
     conversation = [question, message]
-    if not _has_reasoning(message):
+    if not message.get("reasoning_content") and "</think>" not in (message.get("content") or ""):
         # Render a second question after the message, because some formats add an empty think block
         # to a last message, and GLM's stop token is the role token of the following message.
         conversation.append(question)
@@ -183,7 +172,3 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
         stops = set(renderer.get_stop_token_ids())
         completion = completion[: next((i for i, t in enumerate(completion) if t in stops), None)]
     return completion
-
-
-def _has_reasoning(message: Message) -> bool:
-    return bool(message.get("reasoning_content")) or "</think>" in (message.get("content") or "")

@@ -8,8 +8,6 @@ from envs.protocol import Environment
 from envs.user_code import format_location
 from rl.inference.completion import GenerationError
 
-_MAX_ERROR_LENGTH = 300  # maximum number of characters of the original error text
-
 
 class EnvironmentFailed(Exception):
     """Error in an environment's own code. The message is one line and names file and line."""
@@ -17,7 +15,7 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Convert exceptions to EnvironmentFailed, except server errors and the task's cancellation."""
+    """Convert exceptions to EnvironmentFailed, except vLLM's errors and the task's cancellation."""
     try:
         yield
     except GenerationError:
@@ -33,6 +31,6 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
 
 
 def _error_line(env: Environment, what: str, error: BaseException) -> str:
-    text = " ".join(str(error).split())[:_MAX_ERROR_LENGTH]
+    text = " ".join(str(error).split())[:300]
     place = format_location(error, type(env).__module__)
     return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"

@@ -20,15 +20,10 @@ from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call
 
 @dataclass(frozen=True, kw_only=True)
 class MessageCompletion(Completion):
-    """A completion that the server returned as a message.
+    """A completion that the server returned as a message."""
 
-    Attributes:
-        message: the message, parsed by the server.
-        too_long: whether the server refused the conversation as too long; `message` is then empty.
-    """
-
-    message: Message = field(default_factory=dict)
-    too_long: bool = False
+    message: Message = field(default_factory=dict)  # parsed by the server
+    too_long: bool = False  # whether the server refused the conversation as too long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +38,6 @@ class MessagesClient(ChatEndpoint):
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator["MessagesChat"]:
-        """Yield the chat, and close its connections at the end of the block."""
         sampler = setting.sampler
         async with self.client(
             max_concurrent=sampler.max_concurrent, timeout=sampler.rollout_timeout
@@ -62,7 +56,6 @@ class MessagesChat(Chat):
         return Prompt(messages, tools)
 
     async def generate(self, prompt: Prompt, n: int, seed: int | None = None) -> list[Completion]:
-        """Send `n` requests in parallel. Raise GenerationError if the server does not answer."""
         body: dict[str, Any] = {
             "messages": [to_api_format(m, "reasoning_content") for m in prompt.messages],
             "max_tokens": self.sampler.max_tokens,
@@ -85,11 +78,9 @@ class MessagesChat(Chat):
         message: Message,
         reply: list[Message],
     ) -> Prompt:
-        """Return the conversation extended by the policy's message and the environment's reply."""
         return Prompt([*prompt.messages, message, *reply], prompt.tools)
 
     def fills_context(self, completion: Completion) -> bool:
-        """Return whether the server rejected the conversation as too long."""
         return isinstance(completion, MessageCompletion) and completion.too_long
 
     async def _request_message(self, body: dict[str, Any]) -> MessageCompletion:
@@ -114,7 +105,6 @@ class MessagesChat(Chat):
 
 
 def _tool_call(index: int, call: Any) -> Message:
-    """Return tool call number `index` of the server's answer. A malformed call gets an `error`."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return invalid_call(f"call_{index}", json.dumps(call), "the tool call is malformed")

@@ -37,33 +37,26 @@ from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-_MAX_LOGGED_ERRORS = 100
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # result of `rewards_by_name`
 _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
 
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, which may be a mixture.
-
-    Attributes:
-        seed: seed of the run, from which request seeds are derived; None: requests have no seed.
-        strategy: how the rollouts of a group are made.
-    """
+    """Plays the episodes of an environment, which may be a mixture."""
 
     sampler: PolicySampler
     env: Environment
     chat: Chat
     watchdog: Watchdog | None = None
-    seed: int | None = None
+    seed: int | None = None  # seed of the run; None: requests have no seed
     strategy: Strategy = field(default_factory=Independent)
     schedules: Schedules = NO_SCHEDULES
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
     _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
-    # environment name -> semaphore, for environments that set max_concurrent
-    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)
+    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment name
 
     def at_version(self, version: int) -> Self:
         """Return a copy with the sampling options of `version`, and set the options of `env`."""
@@ -125,7 +118,6 @@ class Player:
             prefix_trains: bool = False,
             hint: str | None = None,
         ) -> Rollout:
-            # Each rollout gets its own copy of the clock, so that each has its own timeout.
             own = replace(start, clock=replace(clock), seeds=replace(seeds, rollout=seed))
             if prefix is not None:
                 own.prefix = Prefix.of(self.chat, prefix, trains=prefix_trains)
@@ -168,7 +160,7 @@ class Player:
 
     def _log_once(self, env: Environment, error: str) -> None:
         """Log an error when it first occurs. The metrics count errors only after a whole batch."""
-        if error and error not in self._logged and len(self._logged) < _MAX_LOGGED_ERRORS:
+        if error and error not in self._logged and len(self._logged) < 100:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
 
@@ -223,7 +215,6 @@ class Player:
     def _rollout(
         self, start: RolloutInputs, speaker: Speaker, scores: Scores, error: str
     ) -> Rollout:
-        """Return the rollout of one role."""
         env, episode, (rewards, turn_rewards) = start.env, speaker.episode, scores
         rollout = Rollout(
             rows=speaker.rows.freeze(),
@@ -283,7 +274,6 @@ class Player:
                 prompt = await self.chat.next_prompt(prompt, completion, message, reply)
 
     async def _play_in_environment(self, env: Environment, first: Speaker) -> None:
-        """Let the environment play the episode of `first`, and set each role's stop reason."""
         try:
             with as_environment_error(env, "play"), suppress(ContextFull):
                 await env.play(first.episode, first)

@@ -17,15 +17,10 @@ from rl.sampling.chat import Chat, Prompt
 
 @dataclass(frozen=True)
 class Prefix:
-    """The tokens with which an attempt begins.
+    """The tokens with which an attempt begins."""
 
-    Attributes:
-        turns: the given tokens of each turn. The policy continues the last, which may be empty.
-        trains: whether the given tokens are trained.
-    """
-
-    turns: tuple[Completion, ...]
-    trains: bool = False
+    turns: tuple[Completion, ...]  # the policy continues the last one, which may be empty
+    trains: bool = False  # whether the given tokens are trained
 
     @staticmethod
     def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":
@@ -35,10 +30,7 @@ class Prefix:
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
 
     def turn(self, number: int, prompt: Prompt) -> Completion | None:
-        """Return the given tokens of a turn; None if it has none.
-
-        Also return None if they were sampled after another prompt than `prompt`.
-        """
+        """Return the given tokens of a turn; None if it has none, or if its prompt has changed."""
         given = self.turns[number] if number < len(self.turns) else None
         return given if given and given.prompt_ids in ([], prompt.token_ids) else None
 
@@ -71,12 +63,7 @@ def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
 async def sample_turn(
     chat: Chat, prompt: Prompt, seed: int | None, prefix: Prefix | None = None, number: int = 0
 ) -> Completion:
-    """Return the policy's turn, which begins with the tokens that `prefix` has for turn `number`.
-
-    Raises:
-        RequestFailed: the given tokens leave none for the policy.
-        ValueError: the client or the sampler does not support given tokens.
-    """
+    """Return the policy's turn. It begins with the tokens that `prefix` has for turn `number`."""
     given = prefix.turn(number, prompt) if prefix else None
     if prefix is None or given is None or not given.token_ids:
         (completion,) = await chat.generate(prompt, 1, seed)

@@ -37,14 +37,14 @@ async def rewrites_history(chat: Chat, renderer: Renderer) -> bool:
 
 
 def completion_with_thinking(renderer: Renderer, prompt_ids: list[int]) -> list[int]:
-    """Return the tokens of the completion `THINKING`, with the stop token."""
+    """Return the tokens that a policy samples if it answers `THINKING`, stop token included."""
     if isinstance(renderer, PlainParser):
         thinking, answer = THINKING["reasoning_content"], ANSWER["content"]
         return renderer.encode_completion(f"<think>\n{thinking}\n</think>\n\n{answer}")
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
     ids, owners = rendered.token_ids, rendered.message_indices
-    if ids[: len(prompt_ids)] != prompt_ids:  # the prompt itself opens or closes a think block
+    if ids[: len(prompt_ids)] != prompt_ids:  # the format ends prompts with think tokens
         start = next(i for i, owner in enumerate(owners) if owner == 1)
     else:
         start = len(prompt_ids)

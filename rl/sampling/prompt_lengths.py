@@ -17,8 +17,6 @@ from rl.sampling.chat import Chat
 
 log = logging.getLogger(__name__)
 
-_MAX_REPLACEMENTS = 100  # this many random examples are tried as a replacement
-
 
 class FittingExamples(LazyExamples):
     """The examples of a pool. Reading an example with a too long prompt returns another one."""
@@ -50,7 +48,7 @@ class FittingExamples(LazyExamples):
 
     def example_at(self, index: int) -> Example:
         rng = Random(f"substitute:{index}")
-        draws = (rng.randrange(len(self)) for _ in range(_MAX_REPLACEMENTS))
+        draws = (rng.randrange(len(self)) for _ in range(100))
         # If no random draw fits, all examples are tried in order, because very few may fit.
         for tried in chain([index], draws, range(len(self))):
             if not self._tokens_if_too_long(tried):

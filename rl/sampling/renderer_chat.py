@@ -39,19 +39,14 @@ _CALL_ERRORS = {  # `ParsedToolCall.status` -> error text for the policy
 
 @dataclass
 class RendererChat(Chat):
-    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens.
-
-    Attributes:
-        version: the policy version that vLLM has loaded.
-        requests: client that sends a group's requests to one replica; None outside of `group()`.
-    """
+    """The default chat, which sends prompt tokens to vLLM and receives sampled tokens."""
 
     render_error: ClassVar[type[Exception]] = Exception  # raised if a message cannot be rendered
     renderer: Renderer
     client: VLLMClient
     max_seq_len: int
-    version: LiveVersion
-    requests: GroupClient | None = field(default=None, kw_only=True)
+    version: LiveVersion  # the policy version that vLLM has loaded
+    requests: GroupClient | None = field(default=None, kw_only=True)  # None outside of `group()`
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:
         return len(render(self.renderer, messages, tools))
@@ -139,7 +134,6 @@ class RendererChat(Chat):
             return await self.first_prompt([*prompt.messages, text, *reply], prompt.tools)
 
     def max_new_tokens(self, prompt: Prompt) -> int:
-        """Return max_tokens, or fewer tokens if prompt and completion would exceed max_seq_len."""
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
@@ -147,7 +141,6 @@ class RendererChat(Chat):
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:
-        """Return whether prompt and completion fill max_seq_len."""
         return len(completion.prompt_ids) + len(completion.token_ids) >= self.max_seq_len
 
     @contextmanager
@@ -208,11 +201,6 @@ class RendererClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator[RendererChat]:
-        """Load the renderer and open the connections to vLLM.
-
-        Raises:
-            ValueError: on_rewrite=refuse, and the chat format drops the thinking of earlier turns.
-        """
         renderer = load_renderer(setting.model, setting.renderer, setting.renderer_options)
         async with vllm_client(setting) as client:
             slots = CompletionSlots(setting.num_seqs)

@@ -31,17 +31,13 @@ def with_rewards(
 
 
 def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the sum of weight times reward; None if a reward with a weight is NaN or infinite.
-
-    Rewards without a weight, or with weight 0, are only logged and may be NaN.
-    """
+    """Return the weighted sum; None if it is not finite. Rewards without a weight may be NaN."""
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}
     total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
     return total if math.isfinite(total) else None
 
 
 def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    """Raise ValueError if `reward_weights` contains a name that `score` did not return."""
     weighted = [name for name, weight in env.reward_weights.items() if weight]
     missing = [name for name in weighted if name not in rewards]
     if not missing:

@@ -17,8 +17,6 @@ _COLUMNS = columns_of(SampledColumns)
 
 
 class GrowingRow:
-    """A training row to which tokens are appended."""
-
     def __init__(self, prompt: object = None) -> None:
         self.prompt = prompt  # the first prompt of the row, for `RowBuilder.add_hints`
         self.hinted_prompt: list[int] | None = None
@@ -35,13 +33,11 @@ class GrowingRow:
             self._parts[name].append(np.array(given.get(name, filled), column.dtype))
 
     def extend_sampled(self, token_ids: Sequence[int], turn: int, **values: ArrayLike) -> None:
-        """Append the tokens that the policy sampled in one turn."""
         count = len(token_ids)
         mask, turns = np.ones(count, np.bool_), np.full(count, turn, np.int32)
         self.extend(token_ids, completion_mask=mask, turns=turns, **values)
 
     def freeze(self) -> TrainingRow:
-        """Return the finished row with arrays instead of lists."""
         columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if (hinted := self.hinted_prompt) is not None:
             # Copy the given tokens that are not trained, which precede the first completion token.

@@ -39,10 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the temperature and the parameters that are not at their neutral value.
-
-        Parameters at their neutral value are not sent, because OpenAI's API rejects some of them.
-        """
+        """Omit options with neutral values, because OpenAI's API rejects some of these options."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -67,19 +64,15 @@ class RequestSeeds:
 
     A seed does not depend on time or on the order of requests. `replace` returns a copy that starts
     at the first turn. A run is repeated only if vLLM also computes equal logits (conf/sampler).
-
-    Attributes:
-        seed: seed of the run; None: requests have no seed (`sampler.seeded`).
     """
 
-    seed: int | None
+    seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)
     group: int = 0
     rollout: int = 0
     attempt: int = 0
     _turns: int = field(default=0, init=False)
 
     def next(self) -> int | None:
-        """Return the seed of the next turn."""
         if self.seed is None:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"

@@ -57,13 +57,7 @@ class Speaker:
         prefix: Sequence[int] | str | None = None,
         prefix_trains: bool = False,
     ) -> PolicyTurn:
-        """Sample and return the policy's answer to `messages` in the role `role`.
-
-        The answer may begin with `prefix`.
-
-        Raises:
-            ContextFull: the prompt fills max_seq_len.
-        """
+        """Sample the next turn of `role`; raise ContextFull if the prompt fills max_seq_len."""
         if not self._roles:
             self.episode.role, self._roles[role] = role, self
         elif role not in self._roles:
@@ -80,7 +74,7 @@ class Speaker:
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
-        # Draw the seed before waiting for vLLM, because concurrent turns may wait in any order.
+        # Draw the seed before the wait for vLLM, because concurrent waits end in any order.
         seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
         replayed = given.turn(number, prompt) if given else None
         if prefix is not None and not (replayed and replayed.token_ids):
@@ -129,7 +123,6 @@ class Speaker:
     async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
-            # If no earlier message was changed, keep the sampled tokens and append new messages.
             reply = messages[len(before) :]
             repeated = messages[: len(before)]
             if reply and prompt.tools == tools and _same_messages(before, repeated):
@@ -149,7 +142,6 @@ def _comparison_key(message: Message) -> tuple[object, ...]:
 
 
 def _parsed_arguments(given: object) -> object:
-    """Return a tool call's arguments, parsed if they are JSON text."""
     if not isinstance(given, str):
         return given
     try:

@@ -26,22 +26,16 @@ from rl.sampling.renderer_chat import RendererChat, vllm_client
 
 @dataclass
 class TokensChat(RendererChat):
-    """A chat whose prompts vLLM renders and whose completions `renderer` parses.
-
-    Attributes:
-        on_rewrite: what to do if the template changes earlier turns; None: there is only one turn.
-        template_options: variables that the chat template reads, such as enable_thinking.
-    """
+    """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None
-    template_options: Mapping[str, Any] | None = None
+    on_rewrite: Literal["fork", "refuse"] | None = None  # None: there is only one turn
+    template_options: Mapping[str, Any] | None = None  # variables of the chat template
     # At most one task, which tests the template. Copies of the chat share the list. The test cannot
     # run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:
-        """Test, at the first call, whether the server's chat template changes earlier turns."""
         if self.on_rewrite is None:
             return
         if not self._probe:
@@ -65,7 +59,6 @@ class TokensChat(RendererChat):
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
-        """Return the whole conversation, rendered again by the server."""
         return await self.render_again(prompt, completion, message, reply)
 
 
@@ -79,7 +72,6 @@ class TokensClient:
 
     @asynccontextmanager
     async def connect(self, setting: ChatSettings) -> AsyncIterator[TokensChat]:
-        """Yield the chat. `TokensChat.check_server` tests the chat template later."""
         options = setting.renderer_options
         renderer: Renderer = load_parser(setting.model, setting.renderer, options)
         async with vllm_client(setting) as client:

@@ -31,10 +31,13 @@ class TranscriptSampler(ImitationSampler):
 
     def __post_init__(self) -> None:
         if not read_conversations(self.path, self.min_reward):
+            least, remedy = "", "correct sampler.path"
+            if self.min_reward is not None:
+                least = f" and has a reward of at least sampler.min_reward={self.min_reward}"
+                remedy += ", or lower sampler.min_reward"
             raise ValueError(
-                f"sampler.path={self.path}: no line of these files ends with an assistant message "
-                f"and has a reward of at least sampler.min_reward={self.min_reward}: correct "
-                "sampler.path, or lower sampler.min_reward (null: use all lines)"
+                f"sampler.path={self.path}: no conversation in these files ends with an assistant "
+                f"message{least}: {remedy}"
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
@@ -54,9 +57,6 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     If the last turn was cut off, its message gets `cut_off`, so that no stop token is trained. A
     conversation that was cut off inside thinking or a tool call is left out, because no chat format
     can render it.
-
-    Raises:
-        ValueError: a line is not a JSON object with `messages`.
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
@@ -78,11 +78,6 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))
-            elif _ends_in_text(messages[-1]):
+            elif messages[-1].get("content") and not messages[-1].get("tool_calls"):
                 conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
     return conversations
-
-
-def _ends_in_text(message: Message) -> bool:
-    """Return whether the message ends in plain text, not in thinking or a tool call."""
-    return bool(message.get("content")) and not message.get("tool_calls")

@@ -21,14 +21,12 @@ from envs.user_code import is_library
 
 log = logging.getLogger(__name__)
 
-_INTERVAL_S = 0.5
-
 
 class Watchdog:
     """A context manager with a thread that reports code which blocks the current event loop."""
 
     def __init__(
-        self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = _INTERVAL_S
+        self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = 0.5
     ) -> None:
         """`show`: displays a message. `patience`: seconds until blocking code is reported."""
         self._show, self._patience, self._interval = show, patience, interval
@@ -77,7 +75,6 @@ class Watchdog:
 
 
 def _location(frame: FrameType) -> str:
-    """Return function, file and line of the innermost frame that is not in a library."""
     own = (f for f, _ in walk_stack(frame) if not is_library(f.f_code.co_filename))
     frame = next(own, frame)
     code = frame.f_code

@@ -106,7 +106,7 @@ class World:
         await asyncio.sleep(random.random())
         await self.dispatcher.publish(first)
         for step in range(first, last):
-            batch = self.batches[step] = await self.dispatcher.batch(step)
+            batch = self.batches[step] = await self.dispatcher.take_batch(step)
             assert self.num_new <= len(batch) <= GROUPS_PER_STEP
             assert sum(not group.suffix for group in batch) == self.num_new
             for group in batch:

@@ -126,8 +126,8 @@ def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
     check(again)
     mine.write_text("after\n")
     assert only_problem(again) == (
-        f"mine.py changed since {folder.path} was trained (copies: {folder.path}/code): restore "
-        "the copies, start a new run, or continue with the changed code by "
+        f"mine.py changed since {folder.path} was trained: restore the copies in "
+        f"{folder.path}/code, start a new run, or continue with the changed code by "
         "accept_changed_code=true"
     )
     check(changed(again, {"accept_changed_code": True}))

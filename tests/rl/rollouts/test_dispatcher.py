@@ -213,7 +213,7 @@ async def _batches(world: World, count: int, every: int = 3) -> None:
     task = asyncio.ensure_future(world.dispatcher.run())
     for step in range(count):
         await world.dispatcher.publish(step)
-        batch = await world.dispatcher.batch(step)
+        batch = await world.dispatcher.take_batch(step)
         assert [group.index % every for group in batch] == [0] * GROUPS_PER_STEP
     task.cancel()
 
@@ -299,11 +299,11 @@ def test_no_batch_follows_a_stop_although_groups_are_ready():
     async def stopped_after_one(world):
         running = asyncio.ensure_future(world.dispatcher.run())
         await world.dispatcher.publish(0)
-        await world.dispatcher.batch(0)
+        await world.dispatcher.take_batch(0)
         await asyncio.sleep(1000)  # the groups of the next batch are ready by now
         await world.dispatcher.stop()
         with pytest.raises(NoMoreBatches) as end:
-            await world.dispatcher.batch(1)
+            await world.dispatcher.take_batch(1)
         running.cancel()
         return end.value.stopped, len(world.dispatcher.checkpoint().pending)
 

@@ -96,7 +96,7 @@ async def _train(env, order, first, last, state):
     await dispatcher.publish(first)
     saved: Any = None
     for step in range(first, last):
-        groups = await dispatcher.batch(step)
+        groups = await dispatcher.take_batch(step)
         batches.append([(g.index, g.example.info["text"], g.rewards) for g in groups])
         saved = asdict(dispatcher.checkpoint())
         await dispatcher.publish(step + 1)

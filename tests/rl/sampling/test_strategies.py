@@ -18,7 +18,7 @@ from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import plan_batch
-from rl.rollouts.sampling_limits import SamplingLimits
+from rl.rollouts.sampling_limits import FailureLimits
 from rl.rollouts.truncation import keep
 from rl.sampling.branch import Branch
 from rl.sampling.player import Player
@@ -272,7 +272,7 @@ def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
     async def batch():
         running = asyncio.create_task(world.dispatcher.run())
         await world.dispatcher.publish(0)
-        groups = await world.dispatcher.batch(0)
+        groups = await world.dispatcher.take_batch(0)
         running.cancel()
         return groups
 
@@ -289,7 +289,7 @@ def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
 
 
 def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason():
-    limits = SamplingLimits(group_size=2, groups_per_step=1)
+    limits = FailureLimits(group_size=2, groups_per_step=1)
     group = Group(0, GROUP.example, 0, (), ())
     buffer, end = FifoBuffer(), None
     for _ in range(64):
