@@ -28,7 +28,6 @@ _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)
 
 
 def main(arguments: list[str]) -> str:
-    """Return the command for the TOML file that the arguments name, and the keys it leaves out."""
     if len(arguments) != 1:
         sys.exit("usage: offbyone from-toml <file>")
     try:
@@ -64,7 +63,6 @@ def translate(text: str) -> str:
 
 
 def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key and its value. Tables of one array have the same keys."""
     for key, value in node.items():
         tables = value if isinstance(value, list) else [value]
         for table in tables if all(isinstance(table, dict) for table in tables) else ():
@@ -115,7 +113,6 @@ def _translate_key(
 
 
 def _as_hydra_value(value: Any) -> str:
-    """Return a value as Hydra's command line writes it."""
     if isinstance(value, list):
         return f"[{','.join(map(_as_hydra_value, value))}]"
     if isinstance(value, bool | int | float):

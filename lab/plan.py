@@ -55,7 +55,6 @@ def show_plan(config: dict[str, Any]) -> str:
 
 
 def _rate_note(run: Run, sizes: Shape | None) -> str:
-    """Return a line with the learning rate of the run and the usual rates, or "" if unknown."""
     rate = run.optim.get("learning_rate")
     if sizes is None or rate is None:
         return ""
@@ -81,7 +80,6 @@ def _described_hosts(
 
 
 def _model_shape(run: Run) -> Shape | None:
-    """Return the sizes of the model. If it is on the hub, download only its config.json."""
     if checkpoint := initial_checkpoint(vars(run)):
         return shape_of(RunFolder.export_of(checkpoint))
     model = run.model

@@ -47,7 +47,6 @@ def load_for_verifiers(name: str, **options: Any) -> Environment:
 
 
 def _env_node(name: str) -> dict[str, Any]:
-    """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         hint = did_you_mean(name, names) or f": choose one of {', '.join(names)}"

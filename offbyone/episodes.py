@@ -16,7 +16,6 @@ class PlayedEpisode:
         self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
     def add(self, message: Message) -> None:
-        """Append a message of the policy to the episode."""
         self.episode.messages.append(message)
         self.episode.turns += 1
 

@@ -51,7 +51,6 @@ def explain_hydra_error(
 
 
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
-    """Return an error message for a key that the chosen files do not define."""
     if key in RENAMED:
         return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
@@ -76,7 +75,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Return all dotted keys and all groups of the configuration that the arguments select."""
+    """Return all keys and groups. Compose again, because Hydra's error does not name them."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     own = get_args_parser().parse_known_args(arguments)[0].config_dir

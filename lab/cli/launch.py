@@ -37,15 +37,11 @@ from rl.runtime.text import printable
 
 
 def _shipped_path(path: str) -> str:
-    """Return `path` if it exists, else the path of the shipped file of this name."""
     return path if Path(path).exists() else str(SHIPPED / path)
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, but at most the number of positions that the model at `path` supports.
-
-    For a model on the hub, return `length`, because a configuration is composed without a network.
-    """
+    """Return `length`, or the number of positions of the local model at `path` if that is lower."""
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
@@ -65,8 +61,6 @@ _SWEEP_PREFIXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The configuration and the command line of one run."""
-
     config: dict[str, Any]  # all interpolations are resolved
     overrides: list[str]  # the overrides of this run, as the user wrote them
     choices: dict[str, str]  # config group -> chosen file
@@ -74,18 +68,12 @@ class Job:
 
 
 def compose(name: str) -> dict[str, Any]:
-    """Return the configuration `name` of conf/ without the overrides of the command line.
-
-    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
-    """
+    """Return the configuration `name` of conf/ without the overrides of the command line."""
     return compose_config(HydraConfig.get(), [], name)
 
 
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Return the configuration `name` with these overrides.
-
-    `chosen` is the `hydra` node of the program's configuration. If `name` is None, use its file.
-    """
+    """Return the configuration `name`, or the program's own. `chosen`: its node `hydra`."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
@@ -94,7 +82,7 @@ def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -
 
 @contextmanager
 def as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Make `${hydra:...}` refer to `config` while the block runs."""
+    """Make `${hydra:...}`, which reads a singleton, refer to `config` while the block runs."""
     # `${hydra:...}` is always looked up in this singleton.
     singleton = HydraConfig.instance()
     before = singleton.cfg
@@ -118,8 +106,6 @@ def as_plain_dict(config: DictConfig) -> dict[str, Any]:
 
 
 def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Convert a function of a Job to a function of a DictConfig, which @hydra.main can call."""
-
     @wraps(function)
     def run(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
@@ -170,7 +156,6 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
 
 
 def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
-    """Start a run and return its result. Print errors; only unexpected ones with a traceback."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
@@ -242,16 +227,12 @@ def add_conf_folder(arguments: list[str]) -> list[str]:
 def run_program(
     function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
 ) -> None:
-    """Call a function with the configuration that the command line composes; see `launch`."""
     composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
     launch(composing(as_hydra_task(function)), primary, added)
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
-    """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
-
-    `primary` and `added`: see `explain_hydra_error`.
-    """
+    """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
     sys.path.append(os.getcwd())  # makes modules of the current folder importable
@@ -281,6 +262,5 @@ def _print_error(title: str, error: Exception) -> None:
 
 
 def exit_with(title: str, error: Exception, status: int) -> NoReturn:
-    """Print an error and exit with `status`."""
     _print_error(title, error)
     raise SystemExit(status) from error

@@ -55,8 +55,6 @@ Settings = dict[str, Any]
 
 
 class SweepCheck(Callback):
-    """A Hydra callback that checks every run of a sweep before the first run starts."""
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Check all jobs. If problems exist, print each with the number of its jobs, and exit."""
         jobs = jobs_of(config)
@@ -94,10 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return the problems of one job, and its configuration if the check passed.
-
-    `before`: the run folder of an earlier start of this job, or None if this is its first start.
-    """
+    """Return the problems of a job, and its settings if it has none. `before`: its earlier run."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -141,10 +136,7 @@ def overrides_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Sort the overrides so that the first seed of every arm runs before the second of any.
-
-    A sweep that is cut short can then still compare its arms.
-    """
+    """Sort the overrides so that a sweep that is cut short has run the first seed of every arm."""
     sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
         lines = overrides_of(config)
@@ -179,11 +171,6 @@ def use_until(config: DictConfig) -> None:
 
 
 class SweepStart(Callback):
-    """A Hydra callback that creates or reopens a sweep's folder and reports on its jobs.
-
-    The report is made from the job records, so an interrupted sweep also gets a report.
-    """
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Lock the sweep's folder, record its jobs and print the command that resumes it."""
         until = config.get("until")

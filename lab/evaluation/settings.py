@@ -60,7 +60,6 @@ class Evaluation(PolicySettings):
 
 
 def check_evaluation(config: Config) -> Evaluation:
-    """Return the checked options of an evaluation. Raise ConfigError if a rule refuses them."""
     return check_as(Evaluation, without_training_keys(config))
 
 
@@ -90,7 +89,6 @@ def without_training_keys(config: Config) -> Config:
 
 
 def _needs_vllm(client: Config) -> bool:
-    """Return whether the client needs a vLLM, which this program must start."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
     except LookupError:  # `check` reports the wrong _target_ later
@@ -98,7 +96,6 @@ def _needs_vllm(client: Config) -> bool:
 
 
 def _evaluation_problems(config: Config) -> Iterator[str]:
-    """Yield the problems of options that a program without training cannot use."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
         yield f"an evaluation samples from the policy, but {sampler} does not: set sampler=async"

@@ -55,7 +55,6 @@ class Arm:
 
     @property
     def changes(self) -> list[str]:
-        """The keys in which this arm differs from the recorded run."""
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
@@ -194,10 +193,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from the recorded rewards.
-
-    These are the rewards after truncation and reward shaping.
-    """
+    """Return the tokens with `run`'s advantages of the rewards after truncation and shaping."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

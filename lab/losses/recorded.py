@@ -40,7 +40,6 @@ class RecordedBatch:
 
     @property
     def rollout_ids(self) -> list[str]:
-        """The rollout id of each row [S]."""
         return [row.id for row in self.rows]
 
 
@@ -60,7 +59,7 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
 
 
 def recorded_batches(folder: RunFolder, step: int) -> list[RecordedBatch]:
-    """Return the recorded tokens of each update of a step; [] if the step trained no token."""
+    """Return a batch for each update of a step; [] if the step trained no recorded token."""
     recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
     updates = sorted({row.update for row in recorded if row.trained})
     lines = rollout_lines(folder, step) if updates else {}
@@ -122,7 +121,6 @@ def _batch(
 def token_table(
     batches: Sequence[RecordedBatch], tokenizer: tokenizers.Tokenizer | None
 ) -> DataFrame:
-    """Return the trained tokens of all batches, one per row, in their order."""
     parts = []
     for batch in batches:
         tokens, places = batch.tokens, batch.tokens.sequence_ids
@@ -149,7 +147,6 @@ def _source(id: str) -> Source:
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    """Return the steps of which a trainer recorded tokens, in ascending order."""
     names = folder.tokens.glob("step_*.trainer.rank0.parquet")
     return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in names)
 

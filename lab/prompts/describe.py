@@ -18,8 +18,6 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Task:
-    """One example, and the split (train or eval) that it belongs to."""
-
     split: Split
     example: Example
 
@@ -34,7 +32,6 @@ class Attempt:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None if the rollout has none, because of an error."""
         return self.record["reward"]
 
 

@@ -103,11 +103,7 @@ def _num_played(run_folder: RunFolder) -> int:
 def _examples(
     settings: PromptOptimization, env: Environment, num_played: int
 ) -> tuple[list[Task], list[Task]]:
-    """Return the train examples for the mini-batches, and the validation examples.
-
-    Raises:
-        ValueError: a split is empty, or max_calls is too low for one round.
-    """
+    """Return train and validation examples. Raise ValueError if max_calls allows no round."""
     train = [Task("train", one) for one in choose_examples(env, "train", settings.num_train)]
     validation = [Task("eval", one) for one in choose_examples(env, "eval", settings.num_val)]
     check_columns(settings.state_columns, [task.example for task in (*train, *validation)])
@@ -124,10 +120,7 @@ def _examples(
 
 
 def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
-    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null.
-
-    Download the model if necessary. Raise ValueError if it cannot be served.
-    """
+    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null."""
     reflection: Reflection = build(settings.reflection)()
     if reflection.path is None:
         return None
@@ -157,7 +150,6 @@ def _search(
     train: list[Task],
     validation: list[Task],
 ) -> "Search":
-    """Start the servers, and return the finished search."""
     from lab.prompts.search import Search  # imported late, because GEPA takes 0.25 s
 
     reflection: Reflection = build(settings.reflection)()

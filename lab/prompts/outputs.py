@@ -48,7 +48,6 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """The mean validation score."""
         return average([score for score in self.scores if score is not None])
 
 
@@ -109,7 +108,6 @@ def closing_lines(
     overrides: Sequence[str],
     choices: Mapping[str, str],
 ) -> RenderableType:
-    """Return the result of a prompt search, the commands to run next, and frequent errors."""
     best, count = best_of(candidates), len(candidates[0].scores)
     before, after = candidates[0].mean, candidates[best].mean
     lines = [Text(), Text(f"ended: {ended}", "dim")]

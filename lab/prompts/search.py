@@ -97,7 +97,6 @@ class Search:
             raise RunFailed(str(end)) from end
 
     def log(self, message: str) -> None:
-        """Append a message to the log file."""
         path = self.run_folder.log_of("gepa")
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -152,7 +151,6 @@ class Search:
         return chat.message(prompt, completion).get("content") or "", completion.cut_off
 
     async def _play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
-        """Sample one rollout per task with the system prompt `prompt`. Return them in order."""
         envs = [self.player.env.environment_of(task.example) for task in tasks]
         for env in envs:
             env.system_prompt = prompt
@@ -208,10 +206,7 @@ class Search:
         candidate: dict[str, str],
         capture_traces: bool = False,  # noqa: ARG002 traces are always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Score a prompt on a batch. A rollout without a reward gets the mean of the others.
-
-        A rollout has no reward after an error of the environment, which is not the prompt's fault.
-        """
+        """Score a prompt on a batch. A rollout that an error ended gets the mean score of the others."""
         num_calls = self.progress.done
         attempts = self.runner.run(self._play(batch, candidate[COMPONENT]))
         rewards = [attempt.reward for attempt in attempts]

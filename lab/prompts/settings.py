@@ -26,7 +26,6 @@ class PromptOptimization(PolicySettings):
 
 
 def check_search(config: Config) -> PromptOptimization:
-    """Return the checked options of a search. Raise ConfigError if a rule refuses them."""
     inference = config.get("inference")
     config = {**without_training_keys(config)}
     if value_of(config, "reflection.path") is not None:  # the reflection model's vLLM needs it

@@ -67,7 +67,6 @@ class Reflection:
 
     @property
     def client(self) -> MessagesClient | None:
-        """The client of the endpoint at base_url; None if base_url is null."""
         if self.base_url is None or self.model is None:
             return None
         return _EndpointClient(
@@ -78,7 +77,6 @@ class Reflection:
         )
 
     def sampler(self, of_policy: PolicySampler) -> PolicySampler:
-        """Return the sampling options of the reflection model."""
         return replace(
             of_policy,
             **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its type

@@ -37,7 +37,6 @@ OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
 def main(arguments: list[str]) -> int:
-    """Write the report that the arguments request, and return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE.replace("python report.py", start_command("report")))  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS

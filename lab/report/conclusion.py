@@ -13,7 +13,6 @@ _MOST_CHARACTERS = 110  # three lines on a phone; longer sentences are replaced 
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return which arms are better or worse than the baseline, and how many runs ended early."""
     return " ".join(text for text in (headline(comparison), ended_early(comparison)) if text)
 
 
@@ -100,6 +99,5 @@ def what_is_visible(comparison: Comparison) -> str:
 
 
 def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:
-    """Return the names of the arms. With `by`, add their differences to the baseline."""
     names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if by else r.arm.name for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -32,7 +32,6 @@ class Evaluation:
 
     @cached_property
     def scores(self) -> dict[Question, float]:
-        """The mean reward of the scored rollouts by question, NaN if there are none."""
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
@@ -59,7 +58,6 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 def evaluated_versions(folder: RunFolder) -> list[int]:
-    """Return the evaluated policy versions, oldest first."""
     return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
@@ -87,10 +85,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Return a hash of the user messages before the first answer.
-
-    System prompts do not count, because they may differ between arms.
-    """
+    """Hash the first user messages. System prompts do not count: they may differ between arms."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

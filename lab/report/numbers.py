@@ -37,7 +37,6 @@ NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:
-    """Return the content of report.json, with null for unknown numbers."""
     record = {
         "question": comparison.question or None,
         "conclusion": conclusion(comparison),
@@ -99,7 +98,6 @@ def _cell(value: Any, spec: str) -> str:
 
 
 def as_table(records: Sequence[Record]) -> Table:
-    """Return the most important numbers as a table for the terminal."""
     heads, *rows = table(records, NUM_TERMINAL_COLUMNS)
     drawn = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in heads:
@@ -112,7 +110,6 @@ def as_table(records: Sequence[Record]) -> Table:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return the content of report.csv, with one line per run."""
     scores = {}  # keys are ids, because runs of two folders may share a name
     for result in comparison.results:
         scores |= zip(map(id, result.runs), result.run_scores, strict=True)

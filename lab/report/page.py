@@ -113,7 +113,6 @@ def vega_script() -> str:
 
 
 def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Write each chart as PNG and SVG with a white background."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)

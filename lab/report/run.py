@@ -40,7 +40,6 @@ class Curve:
 
     @property
     def columns(self) -> tuple[Floats, ...]:
-        """The four arrays of the curve, in the order of the fields."""
         return self.steps, self.seconds, self.tokens, self.scores
 
     def at(self, points: Any) -> "Curve":
@@ -60,8 +59,6 @@ NO_CURVE = Curve(*(np.array([], float) for _ in range(4)))
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """One run, with the data that a report shows."""
-
     name: str
     folder: Path | None = None
     overrides: tuple[str, ...] = ()  # overrides whose keys are not in RUN_KEYS
@@ -86,7 +83,6 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished and therefore enters the comparison."""
         return not self.cause
 
     @property
@@ -96,7 +92,6 @@ class Run:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run has begun and ended, but not finished."""
         return self.has_begun and not self.finished and not self.is_open
 
     @property
@@ -111,7 +106,6 @@ class Run:
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged(self, num_judged: int) -> list[Evaluation]:
-        """Return the evaluations of the judged versions (see `judged_versions`)."""
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
@@ -123,10 +117,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Read a run with its last `num_judged` evaluations.
-
-    `folder` is None if a sweep's job failed before its folder existed. `error` is then the reason.
-    """
+    """Read a run. `folder` is None if a job failed, with `error`, before it had a folder."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -174,7 +165,6 @@ def _make_readable(text: str) -> str:
 
 
 def _read_settings(folder: RunFolder) -> dict[str, Any]:
-    """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
         return _flatten(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
@@ -191,7 +181,6 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
-    """Return the settings that all runs of one arm share."""
     # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
@@ -206,7 +195,6 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
 def _cause(
     folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
 ) -> str:
-    """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
     num_steps = steps_done(rows)

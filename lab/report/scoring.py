@@ -23,8 +23,6 @@ Rows = Sequence[tuple[Run, Table]]
 
 @dataclass(frozen=True, eq=False)
 class ScoredArm:
-    """The scored runs of one arm, with their scores."""
-
     arm: Arm
     rows: Rows  # the scored runs, each with its scores by question
     lost: tuple[Run, ...]  # runs that ended early or are mostly unscored, and were not repeated
@@ -35,14 +33,11 @@ class ScoredArm:
 
     @property
     def runs(self) -> list[Run]:
-        """The scored runs."""
         return [run for run, _ in self.rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The scores of all arms by the same measure."""
-
     measure: str  # HELD_OUT or TRAINING
     judged: str  # description of the scored versions or steps
     arms: tuple[ScoredArm, ...]
@@ -53,7 +48,6 @@ class Scoring:
 
     @property
     def runs(self) -> list[Run]:
-        """All scored runs of all arms."""
         return [run for arm in self.arms for run in arm.runs]
 
 
@@ -150,7 +144,6 @@ def seed_of(run: Run) -> Hashable:
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
-    """Return the scored policy versions in words."""
     versions = [run.judged_versions(num_judged) for run in runs]
     last, most = as_range([one[-1] for one in versions]), max(map(len, versions))
     name = f"version{'s' * (' ' in last)} {last}"
@@ -163,7 +156,6 @@ def judged_step(run: Run, measure: str) -> int:
 
 
 def as_range(numbers: Sequence[int]) -> str:
-    """Return the range of the numbers as text, such as "6" or "6 to 10"."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 

@@ -83,7 +83,6 @@ def radius(
 
 
 def radius_of(spread: Spread, smallest_effect: float, error: float) -> float:
-    """Return half the width of the interval of a difference with this spread."""
     num_seeds = min(number for _, number in spread.seeds)
     freedom = spread.decision_degrees_of_freedom
     return float(radius(spread.variance, freedom, num_seeds, smallest_effect, error))

@@ -13,8 +13,6 @@ from rl.runtime.text import printable
 
 @dataclass(frozen=True)
 class Sources:
-    """The runs of a report, with the question and the command of the first sweep."""
-
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep

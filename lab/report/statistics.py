@@ -60,21 +60,17 @@ class Scores:
 
     @property
     def num_seeds(self) -> int:
-        """The number of seeds S."""
         return len(self.y)
 
     def first(self, num_seeds: int) -> "Scores":
-        """Return the scores of the first seeds."""
         return Scores(self.y[:num_seeds], self.strata)
 
     @property
     def resamples_seeds(self) -> bool:
-        """Whether the arm has enough seeds to estimate the variance between seeds."""
         return self.num_seeds >= FEWEST_SEEDS
 
     @property
     def runs(self) -> Floats:
-        """The mean score of each seed [S]."""
         return self.y.mean(1)
 
     @property
@@ -124,7 +120,6 @@ class Spread:
 
     @property
     def standard_error(self) -> float:
-        """The square root of V."""
         return float(np.sqrt(self.variance))
 
     @property

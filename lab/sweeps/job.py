@@ -108,12 +108,10 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return the error that caused a SystemExit, or `error` itself."""
     return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
 
 
 def _message_of(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it has none."""
     cause = _cause_of(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED

@@ -33,18 +33,15 @@ class Jobs:
 
     @cached_property
     def labels(self) -> dict[int, str]:
-        """The overrides that distinguish each job from the other jobs."""
         names = labels([record.overrides for record in self.records.values()])
         return dict(zip(self.records, names, strict=True))
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """The number of jobs in each state."""
         return Counter(record.state for record in self.records.values())
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated remaining seconds, or None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
         times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]

@@ -14,7 +14,6 @@ from threading import Thread
 
 
 def this_process() -> dict[str, str | int]:
-    """Return the host name and the process id."""
     return {"host": socket.gethostname(), "pid": os.getpid()}
 
 

@@ -24,8 +24,6 @@ _CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
 
 @dataclass(frozen=True)
 class Slot:
-    """The CPU cores and the GPUs that one job may use."""
-
     cores: tuple[int, ...]  # ids of logical CPUs
     gpus: tuple[str, ...]  # device ids as in CUDA_VISIBLE_DEVICES
 

@@ -47,7 +47,6 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
 
 
 def run_summary(index: RunIndex) -> dict[str, Any]:
-    """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:
         ensure_free(index.run_folder, patience_s=0)  # do not wait: the page polls every second
@@ -82,10 +81,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return each rollout's token rows with their training record, or the reason for their absence.
-
-    The files of a step are read only once. For a single rollout, only its rows are read.
-    """
+    """Return each rollout's token rows with their training record, or why they are absent."""
     options, run = _loss_options(index), index.run_folder
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None
 
@@ -106,7 +102,6 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
-    """Return the numeric options of the run's loss, which include its clipping bounds."""
     try:
         config = load_yaml(index.run_folder.read(index.run_folder.config))
         return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
@@ -115,7 +110,6 @@ def _loss_options(index: RunIndex) -> dict[str, Any]:
 
 
 def search(index: RunIndex, text: str) -> list[int]:
-    """Return the row numbers of the rollouts that contain `text`, ignoring case."""
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 

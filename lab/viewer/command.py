@@ -33,7 +33,6 @@ KEYS = ("port", "export", *FILTERS)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run view.py with these arguments, and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE.replace("python view.py", start_command("view")), markup=False)

@@ -91,7 +91,6 @@ def _group_of(row: Row) -> tuple[str, int, int]:
 
 
 def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, Any]:
-    """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
     table = answers.table(index)
     table["columns"] = {
         column: [values[n] for n in numbers] for column, values in table["columns"].items()

@@ -55,7 +55,6 @@ class RunIndex:
         return self._gradient_sums.get(row.step, {}).get(row.id) if is_trained else None
 
     def refresh(self) -> None:
-        """Read the files that are new or have changed."""
         with self.lock:
             try:
                 self._refresh_rollouts()

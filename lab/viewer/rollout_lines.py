@@ -22,8 +22,6 @@ _EXACT_BITS = 53  # JavaScript rounds integers with more bits
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A rollout file with its size and modification time."""
-
     path: Path
     source: str  # "training" or "evaluation"
     step: int  # training step, or evaluated policy version

@@ -35,15 +35,11 @@ _WRONG_KEY = "This is not the address that view.py printed: its key is missing o
 
 
 class _Selection(msgspec.Struct):
-    """The body of an export request: a run and the row numbers of its rollouts."""
-
     run: int
     n: list[int]
 
 
 def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> Starlette:
-    """Return the web application that serves these runs under their names."""
-
     def table(index: RunIndex, query: Any) -> Any:
         index.refresh()
         return answers.table(index, int(query["start"]), int(query["generation"]))
@@ -58,8 +54,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     }
 
     def endpoint_of(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
-        """Return an endpoint that sends the result of `answer`. Endpoints run in threads."""
-
         def endpoint(request: Request) -> Response:
             query = request.query_params
             try:
@@ -99,7 +93,6 @@ def _json(answer: object) -> Response:
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Add the security headers to the response of a request."""
     response = await answer(request)
     response.headers.update(_HEADERS)
     return response
