@@ -37,7 +37,6 @@ def main(arguments: list[str]) -> str:
 
 
 def translate(text: str) -> str:
-    """Return the command for a TOML file, and a line for each key that it leaves out."""
     given = list(_dotted_items(tomllib.loads(text)))
     sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
     name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
@@ -52,9 +51,7 @@ def translate(text: str) -> str:
     if "env=verifiers" in overrides:
         foreign = [o for o in overrides if o.startswith("env.") and not o.startswith("env.id=")]
         overrides = [o for o in overrides if o not in foreign]
-        notes += [
-            f"{o}: env=verifiers passes the options of its package in env.args" for o in foreign
-        ]
+        notes += [f"{o}: set env.args, which has the options of the package" for o in foreign]
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
@@ -85,7 +82,6 @@ def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
 def _translate_key(
     key: str, value: Any, rows: dict[str, tuple[list[str], str]]
 ) -> tuple[list[str], str]:
-    """Return the overrides for one key of the file, and what the user must know about it."""
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
         return [f"env={name}"], f"env={name} is offbyone's own; env=verifiers takes the package"

@@ -34,15 +34,7 @@ _HOSTS_NOTE = (
 
 
 def show_plan(config: dict[str, Any]) -> str:
-    """Return the plan of a run as text, without starting the run.
-
-    Args:
-        config: composed configuration. Optional keys describe other machines than this one: their
-            number (`hosts`), and `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
-
-    Raises:
-        ConfigError: the configuration is not valid, or the machines are too small for the run.
-    """
+    """Return the plan of a run as text. `config` may describe other machines (DESCRIBED)."""
     given = {key: config.pop(key) for key in DESCRIBED if key in config}
     machines = _described_hosts(**{**DESCRIBED, **given}) if given else None
     resolved = resolve(config, machines)

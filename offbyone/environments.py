@@ -33,10 +33,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)` for the verifiers library, which cannot call `score_group`.
-
-    Raise ValueError if the environment defines `score_group`, whose rewards would be missing.
-    """
+    """Return `load(...)`. Raise ValueError for a `score_group`, which verifiers cannot call."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

@@ -9,8 +9,6 @@ from envs.protocol import Environment
 
 
 class PlayedEpisode:
-    """An episode, and the environment that replies in it."""
-
     def __init__(self, env: Environment, example: Example) -> None:
         self.env = env.environment_of(example)
         self.episode = Episode(example, self.env.add_system_prompt(example.messages))

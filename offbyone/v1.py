@@ -122,7 +122,5 @@ class ExportedEnvConfig(vf.EnvConfig):
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """A verifiers environment in which one agent, the policy, plays a task."""
-
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         await agents.agent.run(task)

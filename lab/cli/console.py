@@ -1,8 +1,4 @@
-"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea
-
-It runs the same entry points as `python train.py` in a checkout. The current folder may have a
-folder conf/ with the user's own choices, and Python modules that these choices name.
-"""
+"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea"""
 
 import keyword
 import re
@@ -62,7 +58,6 @@ def main() -> None:
 
 
 def refuse_foreign_packages() -> None:
-    """Exit if Python finds another project's package under the name of one of ours."""
     home = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)

@@ -1,8 +1,4 @@
-"""Explain an exception of Hydra in one sentence, and suggest the name that the user meant.
-
-Hydra's error names the unknown key, but not the existing keys. To find these, the configuration is
-composed again with only the group choices of the command line, such as loss=grpo.
-"""
+"""Explain an exception of Hydra in one sentence, and suggest the name that the user meant."""
 
 import re
 from collections.abc import Sequence
@@ -59,9 +55,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     group, _, name = key.rpartition(".")
     files = sorted(CONF.glob(f"{group}/*.yaml")) if group else []
     if owners := [file.stem for file in files if f"\n{name}:" in file.read_text()]:
-        return (
-            f"there is no key {key} with this choice of {group}: {group}={'|'.join(owners)} has it"
-        )
+        return f"there is no key {key}, but {group}={'|'.join(owners)} has it"
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:

@@ -53,10 +53,7 @@ OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace
 _SEARCH_PATH = "hydra.searchpath="
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
-_SWEEP_PREFIXES = (
-    "hydra.mode=",
-    *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
-)
+_SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,6 @@ def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -
 @contextmanager
 def as_hydra_config(config: DictConfig) -> Iterator[None]:
     """Make `${hydra:...}`, which reads a singleton, refer to `config` while the block runs."""
-    # `${hydra:...}` is always looked up in this singleton.
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)
@@ -187,7 +183,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
+    own = [item for item in hydra if not item.startswith(_SWEEP_KEYS)]
     # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
@@ -204,10 +200,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments with ./conf on Hydra's search path, if this folder exists.
-
-    If --config-dir does not exist here but is a shipped folder, such as sweeps, use that one.
-    """
+    """Add ./conf to Hydra's search path; make --config-dir a shipped folder if it is not here."""
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")

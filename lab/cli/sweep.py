@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections import defaultdict
@@ -25,7 +26,6 @@ from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, compose_config, exit_with
 from lab.sweeps.job import is_done
 from lab.sweeps.overview import print_unfinished, printing_changes, start_message
-from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
 from rl.config.resume_rules import resume_problems
@@ -172,7 +172,6 @@ def use_until(config: DictConfig) -> None:
 
 class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Lock the sweep's folder, record its jobs and print the command that resumes it."""
         until = config.get("until")
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
@@ -200,7 +199,7 @@ class SweepStart(Callback):
             "jobs": [] if until else numbers,
             **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],
-            "process": this_process(),
+            "process": {"host": socket.gethostname(), "pid": os.getpid()},
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
@@ -247,7 +246,6 @@ def question_of(config: DictConfig) -> str | None:
 
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
-    """Return the command line of a sweep with its folder added, so that it resumes the sweep."""
     line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
     return shlex.join([*line, f"{_DIR}{relative_path(folder)}"])
 

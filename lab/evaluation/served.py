@@ -1,7 +1,4 @@
-"""Check settings, lock the folder and start vLLM, for programs that sample but do not train.
-
-evaluate.py and optimize_prompt.py use this module, which does not import torch.
-"""
+"""Check settings, lock the folder and start vLLM, for programs that sample but do not train."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,4 @@
-"""The options of conf/evaluate.yaml, and the rules that refuse bad combinations.
-
-The prompt search (lab/prompts/settings.py) uses `PolicySettings` and `check_as`, because it also
-samples a policy without training it.
-"""
+"""The options of conf/evaluate.yaml, and the rules that refuse bad combinations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,8 +47,6 @@ class PolicySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PolicySettings):
-    """The options of an evaluation. conf/evaluate.yaml explains each option."""
-
     num_examples: PositiveInt
     rollouts_per_example: PositiveInt
     split: Literal["train", "eval"]
@@ -64,8 +58,6 @@ def check_evaluation(config: Config) -> Evaluation:
 
 
 def check_as(kind: type[P], config: Config) -> P:
-    """Return the configuration as an object of class `kind`. Raise ConfigError if it is invalid."""
-
     def problems(config: Config) -> list[str]:
         return [problem for rule in POLICY_RULES for problem in rule(config)]
 

@@ -31,7 +31,6 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
 
 
 def error_lines(errors: Mapping[str, int]) -> list[Text]:
-    """Return lines with the most frequent errors. `errors`: error text -> number of rollouts."""
     first = list(errors.items())[:5]
     return [_as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
 

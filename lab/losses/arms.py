@@ -46,8 +46,6 @@ RECORDED = "as recorded"
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """A loss with its correction, divergence, aggregation and advantage."""
-
     name: str
     run: Run
     base: Run  # the run that recorded the tokens
@@ -116,11 +114,7 @@ class Arm:
 
 
 def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
-    """Return the run's own arm, and one arm per combination of the override values in `words`.
-
-    Raises:
-        ValueError: an override changes another key, or a loss is not usable.
-    """
+    """Return the run's own arm, and an arm per combination of the override values in `words`."""
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base)]
@@ -153,7 +147,6 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
 
 
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
-    """Return the run's configuration, composed again with these overrides."""
     record = read_record(folder)
     flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
     home = Path(str(record.get("started_in", ".")))

@@ -52,9 +52,8 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
     folder = RunFolder(Path(path))
     batches = recorded_batches(folder, step)
     if not 0 <= update < len(batches):
-        raise ValueError(
-            f"{folder} has no token record of update {update} of step {step}: train with record=all"
-        )
+        where = f"update {update} of step {step}"
+        raise ValueError(f"{folder} has no token record of {where}: train with record=all")
     return batches[update]
 
 

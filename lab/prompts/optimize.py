@@ -1,8 +1,4 @@
-"""Run a prompt search: check the options, start servers, search, print the result.
-
-outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  metadata.json
-                     config.yaml  rollouts.jsonl  reflections.jsonl  logs/{gepa,inference}.log
-"""
+"""Run a prompt search: check the options, start servers, search, print the result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -92,7 +88,6 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of rollouts that earlier starts of this search have played."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):  # a killed search left its last line incomplete

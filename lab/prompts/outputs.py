@@ -39,12 +39,10 @@ def prompt_fingerprint(prompt: str) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A prompt that was scored on all V validation examples."""
-
     prompt: str
     parents: list[int]  # numbers of the candidates from which the prompt was made
     calls_before: int  # number of rollouts that were played before the prompt was scored
-    scores: list[float | None]  # [V] reward; None: the rollout has no reward
+    scores: list[float | None]  # reward of each validation example, None if it has none
 
     @property
     def mean(self) -> float:
@@ -66,7 +64,6 @@ def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
 def write_outputs(
     folder: Path, candidates: Sequence[Candidate], validation: Sequence[Task], **summary: Any
 ) -> None:
-    """Write the four result files. `summary`: further content of metadata.json."""
     best = best_of(candidates)
     rows = []
     for number, one in enumerate(candidates):
@@ -115,7 +112,9 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: one example
+        gained = replace_nan(
+            "{:+.3f} ± {:.3f}".format(*gain(candidates))
+        )  # ± nan: fewer than 2 pairs
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [
@@ -131,10 +130,7 @@ def closing_lines(
 def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
-    """Return the commands that evaluate the prompt and, unless client=messages, train with it.
-
-    `num_seen`: number of validation examples, which are also the first evaluated examples.
-    """
+    """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
     remote = choices.get("client") == "messages"  # this client gets no token ids for training
     names = {item: key_of(item) for item in overrides}
     kept = [

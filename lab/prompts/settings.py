@@ -12,8 +12,6 @@ from rl.config.schema import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptimization(PolicySettings):
-    """The options of a prompt search. conf/optimize_prompt.yaml explains each option."""
-
     max_calls: PositiveInt
     num_rounds: PositiveInt | None
     num_train: PositiveInt

@@ -1,11 +1,4 @@
-"""The options of the reflection model, which reads rollouts and writes a better prompt.
-
-Options in `reflection` of conf/optimize_prompt.yaml select the model:
-
-    base_url     any OpenAI-compatible endpoint
-    path         a model that a second vLLM serves
-    neither      the policy itself
-"""
+"""The options of the reflection model, which reads rollouts and writes a better prompt."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -26,8 +19,6 @@ class _EndpointClient(MessagesClient):
 
 @dataclass(frozen=True, kw_only=True)
 class Reflection:
-    """The options `reflection` of conf/optimize_prompt.yaml, which explains each option."""
-
     base_url: str | None
     model: str | None
     api_key_variable: str

@@ -38,7 +38,6 @@ class Arm:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Group the runs into arms, in the order in which the arms first appear."""
     groups: list[list[Run]] = []
     for run in runs:
         group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), [])
@@ -56,11 +55,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
-    """Return True if two runs differ only in the seed, as far as their records show.
-
-    Settings that exist at only one of two commits are ignored if the overrides of both runs are
-    equal.
-    """
+    """Return whether two runs differ only in the seed, as far as their settings are comparable."""
     if not one.config or not other.config:
         return one.overrides == other.overrides
     if one.commit == other.commit or one.overrides != other.overrides:

@@ -223,7 +223,6 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
             else "these folders contain no run: name the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
-        # Prefer the first arm with evaluations, else the first arm with training rewards.
         known = [
             max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
             for arm in counting

@@ -40,7 +40,6 @@ def curves(comparison: Comparison) -> dict[str, Any]:
 
 def _layers(measure: str) -> list[Chart]:
     x = alt.X("at:Q", axis=alt.Axis(grid=False, tickCount=4, format="~s"))
-    # Split the title into two lines, because the panels are not tall.
     title = ["score on", HELD_OUT]
     if measure == TRAINING:
         title = [TRAINING, f"mean of up to {LAST_STEPS} steps"]

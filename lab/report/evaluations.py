@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
 
@@ -35,10 +35,7 @@ class Evaluation:
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
-        """Return the scores if an unscored rollout gets the reward `unscored` of its environment.
-
-        Unscored rollouts of environments that are not in `unscored` are left out.
-        """
+        """Return the scores with the reward `unscored[env]` for unscored rollouts, or without them."""
         scores = {}
         for question, rewards in self.rewards.items():
             filled = [unscored.get(question.env) if x is None else x for x in rewards]
@@ -55,10 +52,6 @@ class _Line(msgspec.Struct):
 
 
 _LINE = msgspec.json.Decoder(_Line)
-
-
-def evaluated_versions(folder: RunFolder) -> list[int]:
-    return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:

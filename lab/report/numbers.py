@@ -90,7 +90,6 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
 
 
 def _cell(value: Any, spec: str) -> str:
-    """Return a number as text, or "-" if the number is unknown or a count of 0."""
     is_nan, is_no_count = value != value, type(value) is int and value == 0
     if spec == COLUMNS["seeds_needed"][1] and value and value > MOST_SEEDS:
         return "more questions" if value == inf else f"> {MOST_SEEDS:,}"

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
+from lab.report.evaluations import Evaluation, Question, read_evaluation
 from lab.report.statistics import Floats
 from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
@@ -87,7 +87,6 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run waits for its start or still runs."""
         return self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
 
     @property
@@ -96,7 +95,6 @@ class Run:
 
     @property
     def training_reward(self) -> float | None:
-        """The mean reward of the last LAST_STEPS steps, or None for a run without rewards."""
         rewards = self.training.scores[-LAST_STEPS:]
         return float(rewards.mean()) if len(rewards) else None
 
@@ -133,7 +131,7 @@ def read_run(
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
-    versions = evaluated_versions(folder)[-num_judged:]
+    versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
         name=_make_readable(folder.name),
@@ -149,7 +147,7 @@ def read_run(
         tokens=float(tokens[-1]),
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
-        evaluations={version: read_evaluation(folder, version) for version in versions},
+        evaluations={v: read_evaluation(folder, v) for v in versions[-num_judged:]},
         commit=_make_readable(str(record.get("commit") or "")),
         started_from=_make_readable(folder.started_from),
         code=code_versions(folder),

@@ -21,7 +21,6 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
-    """Read the runs of sweep folders, run folders and folders of run folders, each run once."""
     runs: dict[Any, Run] = {}  # key: resolved folder of the run
     notes: list[str] = []
     texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")

@@ -41,7 +41,6 @@ class Interval:
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return the estimate, and the interval if it is known: +0.512 [0.500, 0.524]."""
         end = spec.removeprefix("+")
         ends = f" [{self.low:{end}}, {self.high:{end}}]" if np.isfinite(self.low) else ""
         return f"{self.value:{spec}}{ends}"
@@ -211,9 +210,8 @@ def p_value(difference: float, spread: Spread) -> float:
         return float("nan")
     if spread.standard_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(
-        2 * stdtr(spread.decision_degrees_of_freedom, -abs(difference) / spread.standard_error)
-    )
+    t = abs(difference) / spread.standard_error
+    return float(2 * stdtr(spread.decision_degrees_of_freedom, -t))
 
 
 def looks_factor(num_looks: int) -> int:

@@ -25,8 +25,6 @@ _COUNTS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a sweep's latest start."""
-
     records: dict[int, JobRecord]
     started: float  # Unix time of the sweep's latest start
     num_slots: int = 1  # number of jobs that run in parallel
@@ -77,7 +75,6 @@ def read_jobs(sweep: SweepFolder) -> Jobs:
 
 
 def start_message(sweep: SweepFolder, command: str) -> str:
-    """Return the lines that a sweep prints at its start. `command`: how to resume the sweep."""
     jobs, info = read_jobs(sweep), sweep.read_info()
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
     if jobs.records:

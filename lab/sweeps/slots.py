@@ -94,7 +94,6 @@ def _try_lock(locks: ExitStack, path: Path) -> bool:
 
 @contextmanager
 def _confine_to(slot: Slot) -> Iterator[None]:
-    """Restrict this thread and its future children to the cores and GPUs of the slot."""
     cores, gpus = os.sched_getaffinity(0), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.sched_setaffinity(0, slot.cores)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)

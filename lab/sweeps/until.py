@@ -70,8 +70,6 @@ class UntilDecided(BasicSweeper):
 
 @dataclass(frozen=True)
 class Progress:
-    """Which arms the finished runs decide, and how many runs are still expected."""
-
     sweep: SweepFolder
     arms: list[list[str]]  # the overrides of each arm; the first arm is the baseline
     size: int  # number of jobs that run in parallel
@@ -117,7 +115,6 @@ class Progress:
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
-        """Yield the next jobs, except those that this start of the sweep has `tried`."""
         wanted = [0, *(index for index, needed in self.seeds_needed.items() if needed < inf)]
         for seed in count() if wanted[1:] else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):

@@ -114,7 +114,6 @@ def search(index: RunIndex, text: str) -> list[int]:
 
 
 def rows_with(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
-    """Return the row numbers of the rollouts whose columns equal the `wanted` values as text."""
     return [
         n
         for n, row in enumerate(index.rows)

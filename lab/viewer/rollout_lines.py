@@ -1,7 +1,4 @@
-"""Convert lines of rollout files to rows of the index.
-
-line of a file -> RolloutLine -> Row, with numbers to filter by and text to search
-"""
+"""Convert lines of rollout files to rows of the index."""
 
 import json
 import re

@@ -68,7 +68,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         try:
             wanted = msgspec.json.decode(await request.body(), type=_Selection)
             chosen = (indexes[wanted.run], names[wanted.run], wanted.n)
-            # Build the page in a thread, so that other requests do not wait.
             text = await run_in_threadpool(page, [chosen])
         except (ValueError, IndexError, OSError) as error:
             return PlainTextResponse(str(error), status_code=400)

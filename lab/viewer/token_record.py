@@ -63,7 +63,6 @@ def _row(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the columns of a row: one value per token, None where a column has no value."""
     given, trained = recorded.sampled, recorded.trained
     ids, mask = given["token_ids"].tolist(), given["mask"]
     metrics = {n.removeprefix(_METRIC): x for n, x in trained.items() if n.startswith(_METRIC)}
