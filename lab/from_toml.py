@@ -51,7 +51,7 @@ def translate(text: str) -> str:
     if "env=verifiers" in overrides:
         foreign = [o for o in overrides if o.startswith("env.") and not o.startswith("env.id=")]
         overrides = [o for o in overrides if o not in foreign]
-        notes += [f"{o}: set env.args, which has the options of the package" for o in foreign]
+        notes += [f"{o}: with env=verifiers, set this option in env.args" for o in foreign]
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]

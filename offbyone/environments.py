@@ -33,7 +33,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)`. Raise ValueError for a `score_group`, which verifiers cannot call."""
+    """Return `load(...)`. Refuse an environment with `score_group`, which verifiers cannot call."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

@@ -55,7 +55,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     group, _, name = key.rpartition(".")
     files = sorted(CONF.glob(f"{group}/*.yaml")) if group else []
     if owners := [file.stem for file in files if f"\n{name}:" in file.read_text()]:
-        return f"there is no key {key}, but {group}={'|'.join(owners)} has it"
+        return f"{key} needs another choice of {group}: {group}={'|'.join(owners)} has it"
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:

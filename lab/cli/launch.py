@@ -70,7 +70,7 @@ def compose(name: str) -> dict[str, Any]:
 
 
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Return the configuration `name`, or the program's own. `chosen`: its node `hydra`."""
+    """Compose `name` (None: the program's file). `chosen`: the program's `hydra` settings."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
@@ -200,7 +200,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Add ./conf to Hydra's search path; make --config-dir a shipped folder if it is not here."""
+    """Add ./conf to the search path. Use a shipped --config-dir if this folder has none."""
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")

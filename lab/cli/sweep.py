@@ -92,7 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return the problems of a job, and its settings if it has none. `before`: its earlier run."""
+    """Return a job's problems, and its settings if valid. `before`: the run that it resumes."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)

@@ -186,7 +186,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with `run`'s advantages of the rewards after truncation and shaping."""
+    """Return the tokens with new advantages, computed from rewards after truncation and shaping."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

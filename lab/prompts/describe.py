@@ -36,7 +36,7 @@ class Attempt:
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
-    """Return the system prompt that all examples share. Raise ValueError if there is not one."""
+    """Return the system prompt that all examples share, or raise ValueError if they share none."""
     openings = [env.environment_of(one).add_system_prompt(one.messages) for one in examples]
     firsts = [messages[0] if messages else {} for messages in openings]
     prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}

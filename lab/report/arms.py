@@ -68,7 +68,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
-    """Return the overrides that not all arms have, and the settings in which arms still differ."""
+    """Return each arm's own overrides. If these are equal, add the settings that differ."""
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
     for its in items[:]:

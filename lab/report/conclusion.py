@@ -61,7 +61,7 @@ def ended_early(comparison: Comparison) -> str:
 
 
 def basis(comparison: Comparison) -> str:
-    """Return what the scores are, and the numbers of seeds and of runs."""
+    """Return what the scores measure, and the numbers of seeds and of runs, as a sentence."""
     results, scoring = comparison.results, comparison.scoring
     seeds = as_range([result.scores.num_seeds for result in results])
     text = f"{seeds} seed{'s' * (seeds != '1')}{' each' * (len(results) > 1)}"
@@ -75,7 +75,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return the smallest visible difference (power.py), and the seeds for the observed one."""
+    """Return the smallest visible difference (power.py), and the seeds that a decision needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN

@@ -35,7 +35,7 @@ class Evaluation:
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
-        """Return the scores with the reward `unscored[env]` for unscored rollouts, or without them."""
+        """Return the scores. Unscored rollouts get the reward `unscored[env]`, or are left out."""
         scores = {}
         for question, rewards in self.rewards.items():
             filled = [unscored.get(question.env) if x is None else x for x in rewards]
@@ -78,7 +78,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash the first user messages. System prompts do not count: they may differ between arms."""
+    """Hash the user messages before the first answer. Arms may have different system prompts."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

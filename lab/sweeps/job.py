@@ -46,7 +46,7 @@ def run_job(
     """Run a job unless it is finished, and return the value that the sweeper maximises.
 
     `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
-    In a launcher's worker process, RunFailed replaces its SystemExit or Stopped.
+    In a launcher's worker process, a SystemExit or Stopped of `start` becomes RunFailed.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"

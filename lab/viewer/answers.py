@@ -27,7 +27,7 @@ _MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, or all rows if files were rewritten (index.py)."""
+    """Return the rows from number `start` on, or all rows if `generation` is old (index.py)."""
     with index.lock:
         if generation != index.generation:
             start = 0

@@ -25,7 +25,7 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
-    """Return the exported file as HTML. It shows `note`, which describes the chosen rollouts.
+    """Return the exported file as HTML. `note` describes the chosen rollouts, or is empty.
 
     `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
     Groups are exported whole, so that every rollout can be compared with its group. Raise
