@@ -53,8 +53,6 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
 
 
 class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    """A taskset with the examples of one environment, which may be a mixture."""
-
     def load(self) -> Iterator[ExportedTask]:
         whole = load_for_verifiers(self.config.env, **self.config.options)
         for example in whole.examples(self.config.split):

@@ -68,7 +68,6 @@ def write_outputs(
     rows = []
     for number, one in enumerate(candidates):
         own = {key: value for key, value in vars(one).items() if key != "prompt"}
-        # `prompt`, a short hash, is also in rollouts.jsonl.
         own |= {"system_prompt": one.prompt, "prompt": prompt_fingerprint(one.prompt)}
         own["is_best"] = number == best
         rows.append({"example_id": number, "reward": one.mean, "info": own})

@@ -100,7 +100,6 @@ def _score_by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> S
         if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
             scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
     runs = [run for one in scored for run in one.runs]
-    # A run may have fewer steps than LAST_STEPS.
     counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
     judged = "the last step" if counts == "1" else f"the last {counts} steps"
     return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, no_evaluation=no_evaluation)

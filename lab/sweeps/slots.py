@@ -62,8 +62,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
 def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
     """Wait for a free slot and restrict this process to it while the block runs.
 
-    Yield None if `slots` is empty. `folder` contains the lock files. By default, all sweeps of the
-    user on this machine share a folder below the temporary folder.
+    Yield None if `slots` is empty. All sweeps of the user share the default `folder` of the locks.
     """
     if not slots:
         yield None

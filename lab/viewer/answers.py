@@ -1,8 +1,4 @@
-"""Answer the requests of the viewer's page: a table of all rollouts, and single rollouts.
-
-The browser stores and filters the table, which has a few numbers per rollout. The browser requests
-conversations and tokens when the user opens a rollout.
-"""
+"""Answer the requests of the page: a table of all rollouts, then the rollouts that a user opens."""
 
 import json
 from collections import defaultdict

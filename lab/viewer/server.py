@@ -1,9 +1,7 @@
 """Serve the viewer's page on the loopback interface, under a secret key in the address.
 
-/<key>/ is the page, and /<key>/export returns one HTML file. runs, table, rollouts, tokens and
-search return JSON. Every user of this machine can reach the port, so every path begins with the
-key. The content security policy forbids requests to other hosts, and scripts of other origins or
-inside the HTML.
+Every user of this machine can reach the port, so every path begins with the key. The content
+security policy forbids requests to other hosts, and scripts of other origins or inside the HTML.
 """
 
 from collections.abc import Callable, Sequence
