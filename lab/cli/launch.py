@@ -200,7 +200,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Add ./conf to the search path. Use a shipped --config-dir if this folder has none."""
+    """Return the arguments with ./conf on the search path, and with a shipped --config-dir."""
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")

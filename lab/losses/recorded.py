@@ -40,7 +40,7 @@ class RecordedBatch:
 
     @property
     def rollout_ids(self) -> list[str]:
-        return [row.id for row in self.rows]
+        return [row.id for row in self.rows]  # [S]
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if "out" not in options and not paths[0].is_dir():
             raise ValueError(f"{paths[0]} does not exist: name the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
-            raise ValueError(f"judged={judged}: give a number of evaluations, 1 or more")
+            raise ValueError(f"judged={judged}: give the number of evaluations, 1 or more")
         if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", effect) or not float(effect):
             raise ValueError(f"{EFFECT}={effect}: give a difference above 0, such as 0.03")
     except ValueError as problem:

@@ -70,7 +70,7 @@ class Scores:
 
     @property
     def runs(self) -> Floats:
-        return self.y.mean(1)
+        return self.y.mean(1)  # [S]
 
     @property
     def between_seeds(self) -> float:
