@@ -8,7 +8,6 @@ from lab.evaluation.standalone import evaluate
 
 
 def main(job: Job) -> float | None:
-    """Evaluate the model and return the mean reward."""
     return evaluate(job.config, overrides=job.overrides)
 
 

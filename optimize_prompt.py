@@ -8,7 +8,6 @@ from lab.prompts.optimize import optimize_prompt
 
 
 def main(job: Job) -> float | None:
-    """Run the search and return the validation score of the best prompt."""
     return optimize_prompt(
         job.config, overrides=job.overrides, choices=job.choices, command=job.command
     )

@@ -8,7 +8,6 @@ from lab.plan import DESCRIBED, show_plan
 
 
 def main(job: Job) -> None:
-    """Print the plan without starting any process."""
     print(show_plan(job.config))  # noqa: T201
 
 

@@ -15,8 +15,6 @@ SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.m
 
 
 class BuildWithFiles(build_py):
-    """Builds the packages, and copies other files beside them."""
-
     def run(self) -> None:
         super().run()
         if self.editable_mode:

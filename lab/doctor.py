@@ -22,7 +22,6 @@ _CONFINE = (
 
 
 def main(_: list[str]) -> str:
-    """Return one line per check. Exit with status 1 if a check fails."""
     lines = list(checks(this_host()))
     text = "\n".join(f"{name:<14}  {problem or found}" for name, found, problem in lines)
     if any(problem for _, _, problem in lines):

@@ -29,7 +29,6 @@ _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)
 
 
 def main(arguments: list[str]) -> str:
-    """Return the command for the TOML file that the arguments name, and the keys it leaves out."""
     if len(arguments) != 1:
         sys.exit("usage: offbyone from-toml <file>")
     try:
@@ -39,7 +38,6 @@ def main(arguments: list[str]) -> str:
 
 
 def translate(text: str) -> str:
-    """Return the command for a TOML file, and a line for each key that it leaves out."""
     given = list(_dotted_items(tomllib.loads(text)))
     sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
     name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
@@ -58,9 +56,7 @@ def translate(text: str) -> str:
     if "env=verifiers" in overrides:
         foreign = [o for o in overrides if o.startswith("env.") and not o.startswith("env.id=")]
         overrides = [o for o in overrides if o not in foreign]
-        notes += [
-            f"{o}: env=verifiers passes the options of its package in env.args" for o in foreign
-        ]
+        notes += [f"{o}: with env=verifiers, set this option in env.args" for o in foreign]
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
@@ -83,7 +79,6 @@ def _unsaid(name: str, overrides: list[str]) -> list[str]:
 
 
 def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key and its value. Tables of one array have the same keys."""
     for key, value in node.items():
         tables = value if isinstance(value, list) else [value]
         for table in tables if all(isinstance(table, dict) for table in tables) else ():
@@ -106,7 +101,6 @@ def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
 def _translate_key(
     key: str, value: Any, rows: dict[str, tuple[list[str], str]]
 ) -> tuple[list[str], str]:
-    """Return the overrides for one key of the file, and what the user must know about it."""
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
         return [f"env={name}"], f"env={name} is offbyone's own; env=verifiers takes the package"
@@ -134,7 +128,6 @@ def _translate_key(
 
 
 def _as_hydra_value(value: Any) -> str:
-    """Return a value as Hydra's command line writes it."""
     if isinstance(value, list):
         return f"[{','.join(map(_as_hydra_value, value))}]"
     if isinstance(value, bool | int | float):

@@ -25,6 +25,7 @@ _USUAL_RATES = {
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
+# Optional keys for other machines: their number, and the devices and memory of each.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
@@ -34,15 +35,7 @@ _HOSTS_NOTE = (
 
 
 def show_plan(config: dict[str, Any]) -> str:
-    """Return the plan of a run as text, without starting the run.
-
-    Args:
-        config: composed configuration. Optional keys describe other machines than this one: their
-            number (`hosts`), and `gpus`, `gpu_gib`, `host_gib` and `cores` of each machine.
-
-    Raises:
-        ConfigError: the configuration is not valid, or the machines are too small for the run.
-    """
+    """Return the plan of a run as text. `config` may describe other machines (DESCRIBED)."""
     given = {key: config.pop(key) for key in DESCRIBED if key in config}
     machines = _described_hosts(**{**DESCRIBED, **given}) if given else None
     resolved = resolve(config, machines)
@@ -55,7 +48,6 @@ def show_plan(config: dict[str, Any]) -> str:
 
 
 def _rate_note(run: Run, sizes: Shape | None) -> str:
-    """Return a line with the learning rate of the run and the usual rates, or "" if unknown."""
     rate = run.optim.get("learning_rate")
     if sizes is None or rate is None:
         return ""
@@ -81,7 +73,6 @@ def _described_hosts(
 
 
 def _model_shape(run: Run) -> Shape | None:
-    """Return the sizes of the model. If it is on the hub, download only its config.json."""
     if checkpoint := initial_checkpoint(vars(run)):
         return shape_of(RunFolder.export_of(checkpoint))
     model = run.model

@@ -12,8 +12,6 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run, or a job of a sweep."""
-
     folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
@@ -49,11 +47,7 @@ def start_command(program: str) -> str:
 def folders_and_options(
     words: Sequence[str], keys: Collection[str]
 ) -> tuple[list[Path], dict[str, str]]:
-    """Return the folders and the key=value options of a command line.
-
-    Raises:
-        ValueError: an option has an unknown key.
-    """
+    """Return the folders and the options key=value. Raise ValueError if a key is unknown."""
     folders, options = [], {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -44,7 +44,6 @@ class ExportedEnvironment(vf.MultiTurnEnv):
         self._exported, self._examples = env, examples
 
     async def setup_state(self, state: vf.State) -> None:
-        """Store a new episode of the row's example in `state`."""
         info = state["info"]
         state[PLAYED] = PlayedEpisode(self._exported, self._examples(info["split"])[info["id"]])
 
@@ -70,7 +69,6 @@ class ExportedRubric(vf.Rubric):
     """A rubric that stores our named rewards as metrics and their weighted sum as the reward."""
 
     async def score_rollout(self, state: vf.State) -> None:
-        """Score one rollout. An exception of our `score` becomes the rollout's error."""
         state["reward"], state["metrics"] = 0.0, {}
         if state["error"] is not None:
             return
@@ -89,7 +87,6 @@ class ExportedRubric(vf.Rubric):
         state["reward"] = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
 
     async def score_group(self, states: list[vf.State]) -> None:
-        """Score each rollout. Its advantage is its reward minus the mean reward of the group."""
         for state in states:
             await self.score_rollout(state)
         mean = sum(state["reward"] for state in states) / max(1, len(states))
@@ -98,7 +95,6 @@ class ExportedRubric(vf.Rubric):
 
     @vf.cleanup
     async def release(self, state: vf.State) -> None:
-        """Close the episode (`Environment.close`) after it was scored."""
         played: PlayedEpisode | None = state.get(PLAYED)
         if played is not None:
             played.env.close(played.episode)

@@ -33,10 +33,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)` for the verifiers library, which cannot call `score_group`.
-
-    Raise ValueError if the environment defines `score_group`, whose rewards would be missing.
-    """
+    """Return `load(...)`. Refuse an environment with `score_group`, which verifiers cannot call."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(
@@ -47,7 +44,6 @@ def load_for_verifiers(name: str, **options: Any) -> Environment:
 
 
 def _env_node(name: str) -> dict[str, Any]:
-    """Return the environment's config node, composed as for a training run."""
     if not (CONF / "env" / f"{name}.yaml").exists():
         names = [path.stem for path in sorted((CONF / "env").glob("*.yaml"))]
         hint = did_you_mean(name, names) or f": choose one of {', '.join(names)}"

@@ -9,14 +9,11 @@ from envs.protocol import Environment
 
 
 class PlayedEpisode:
-    """An episode, and the environment that replies in it."""
-
     def __init__(self, env: Environment, example: Example) -> None:
         self.env = env.environment_of(example)
         self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
     def add(self, message: Message) -> None:
-        """Append a message of the policy to the episode."""
         self.episode.messages.append(message)
         self.episode.turns += 1
 

@@ -29,19 +29,14 @@ class ExportedConfig(vf.TasksetConfig):
 
 
 class ExportedState(vf.State):
-    """The state of a rollout: its PlayedEpisode."""
-
     played: Any = None
 
 
 class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
-    """One of our examples as a task of verifiers."""
-
     played_by: Environment
     example: Example
 
     async def setup(self, trace: vf.Trace) -> None:
-        """Create the episode of a rollout."""
         trace.state.played = PlayedEpisode(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
@@ -58,10 +53,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
 
 
 class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):
-    """A taskset with the examples of one environment, which may be a mixture."""
-
     def load(self) -> Iterator[ExportedTask]:
-        """Yield all examples of the split as tasks."""
         whole = load_for_verifiers(self.config.env, **self.config.options)
         for example in whole.examples(self.config.split):
             env = whole.environment_of(example)
@@ -117,7 +109,6 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         trace: vf.Trace,
         runtime: vf.Runtime,  # noqa: ARG002
     ) -> None:
-        """Close the episode (`Environment.close`)."""
         if (played := trace.state.played) is not None:
             played.env.close(played.episode)
 
@@ -129,8 +120,5 @@ class ExportedEnvConfig(vf.EnvConfig):
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):
-    """A verifiers environment in which one agent, the policy, plays a task."""
-
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        """Play the task with the agent."""
         await agents.agent.run(task)

@@ -1,8 +1,4 @@
-"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea
-
-It runs the same entry points as `python train.py` in a checkout. The current folder may have a
-folder conf/ with the user's own choices, and Python modules that these choices name.
-"""
+"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea"""
 
 import keyword
 import re
@@ -36,7 +32,6 @@ _TEMPLATE = "my_lab"  # the package name in examples/my-lab
 
 
 def usage() -> str:
-    """Return the list of the subcommands."""
     about = {**ENTRY_POINTS, NEW: "create a folder with a loss, an environment and their tests"}
     about |= {name: text for name, (_, text) in FUNCTIONS.items()}
     lines = [f"  offbyone {name:<16} {text}" for name, text in about.items()]
@@ -44,7 +39,6 @@ def usage() -> str:
 
 
 def main() -> None:
-    """Run the subcommand that the command line names."""
     command, arguments = next(iter(sys.argv[1:]), "--help"), sys.argv[2:]
     if command in ("--help", "-h", "help"):
         print(usage())  # noqa: T201
@@ -64,7 +58,6 @@ def main() -> None:
 
 
 def refuse_foreign_packages() -> None:
-    """Exit if Python finds another project's package under the name of one of ours."""
     home = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)
@@ -77,10 +70,7 @@ def refuse_foreign_packages() -> None:
 
 
 def copy_my_lab(arguments: list[str]) -> str:
-    """Copy examples/my-lab to the folder that the arguments name; return what to do next.
-
-    The copy's package gets the name of the folder, with `_` in place of other characters.
-    """
+    """Copy examples/my-lab, and name its package after the new folder. Return what to do next."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: offbyone new <folder>")
     folder = Path(arguments[0])

@@ -15,7 +15,6 @@ _INDENTED = TextWrapper(96, initial_indent="    ", subsequent_indent="    ")
 
 
 def explained_keys(*, _root_: DictConfig) -> str:
-    """Return the keys of a composed configuration with their explanations, for a help template."""
     runtime, name = _root_.hydra.runtime, _root_.hydra.job.config_name
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
     notes = _notes(folders, name)
@@ -32,7 +31,6 @@ def explained_keys(*, _root_: DictConfig) -> str:
 
 
 def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each dotted key and its value as text, without `_target_`."""
     for key, value in node.items():
         if isinstance(value, dict) and value:
             yield from _dotted_values(value, f"{path}{key}.")

@@ -1,8 +1,4 @@
-"""Explain an exception of Hydra in one sentence, and suggest the name that the user meant.
-
-Hydra's error names the unknown key, but not the existing keys. To find these, the configuration is
-composed again with only the group choices of the command line, such as loss=grpo.
-"""
+"""Explain an exception of Hydra in one sentence, and suggest the name that the user meant."""
 
 import re
 from collections.abc import Sequence
@@ -51,7 +47,6 @@ def explain_hydra_error(
 
 
 def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
-    """Return an error message for a key that the chosen files do not define."""
     if key in RENAMED:
         return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
@@ -60,9 +55,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
     group, _, name = key.rpartition(".")
     files = sorted(CONF.glob(f"{group}/*.yaml")) if group else []
     if owners := [file.stem for file in files if f"\n{name}:" in file.read_text()]:
-        return (
-            f"there is no key {key} with this choice of {group}: {group}={'|'.join(owners)} has it"
-        )
+        return f"{key} needs another choice of {group}: {group}={'|'.join(owners)} has it"
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:
@@ -76,7 +69,7 @@ def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[s
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Return all dotted keys and all groups of the configuration that the arguments select."""
+    """Return all keys and groups. Compose again, because Hydra's error does not name them."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     own = get_args_parser().parse_known_args(arguments)[0].config_dir

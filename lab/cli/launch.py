@@ -37,15 +37,11 @@ from rl.runtime.text import printable
 
 
 def _shipped_path(path: str) -> str:
-    """Return `path` if it exists, else the path of the shipped file of this name."""
     return path if Path(path).exists() else str(SHIPPED / path)
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, but at most the number of positions that the model at `path` supports.
-
-    For a model on the hub, return `length`, because a configuration is composed without a network.
-    """
+    """Return `length`, or the number of positions of the local model at `path` if that is lower."""
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
@@ -57,16 +53,11 @@ OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace
 _SEARCH_PATH = "hydra.searchpath="
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
-_SWEEP_PREFIXES = (
-    "hydra.mode=",
-    *("hydra.sweep.", "hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher."),
-)
+_SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The configuration and the command line of one run."""
-
     config: dict[str, Any]  # all interpolations are resolved
     overrides: list[str]  # the overrides of this run, as the user wrote them
     choices: dict[str, str]  # config group -> chosen file
@@ -74,18 +65,12 @@ class Job:
 
 
 def compose(name: str) -> dict[str, Any]:
-    """Return the configuration `name` of conf/ without the overrides of the command line.
-
-    `${hydra:...}` in it refers to the returned configuration, not to the running program's.
-    """
+    """Return the configuration `name` of conf/ without the overrides of the command line."""
     return compose_config(HydraConfig.get(), [], name)
 
 
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Return the configuration `name` with these overrides.
-
-    `chosen` is the `hydra` node of the program's configuration. If `name` is None, use its file.
-    """
+    """Compose `name` (None: the program's file). `chosen`: the program's `hydra` settings."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
@@ -94,8 +79,7 @@ def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -
 
 @contextmanager
 def as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Make `${hydra:...}` refer to `config` while the block runs."""
-    # `${hydra:...}` is always looked up in this singleton.
+    """Make `${hydra:...}`, which reads a singleton, refer to `config` while the block runs."""
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)
@@ -118,8 +102,6 @@ def as_plain_dict(config: DictConfig) -> dict[str, Any]:
 
 
 def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
-    """Convert a function of a Job to a function of a DictConfig, which @hydra.main can call."""
-
     @wraps(function)
     def run(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
@@ -170,7 +152,6 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
 
 
 def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
-    """Start a run and return its result. Print errors; only unexpected ones with a traceback."""
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
@@ -202,7 +183,7 @@ def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> 
     known, _ = get_args_parser().parse_known_args(arguments[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith(_SWEEP_PREFIXES)]
+    own = [item for item in hydra if not item.startswith(_SWEEP_KEYS)]
     # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]
@@ -219,10 +200,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments with ./conf on Hydra's search path, if this folder exists.
-
-    If --config-dir does not exist here but is a shipped folder, such as sweeps, use that one.
-    """
+    """Return the arguments with ./conf on the search path, and with a shipped --config-dir."""
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")
@@ -242,16 +220,12 @@ def add_conf_folder(arguments: list[str]) -> list[str]:
 def run_program(
     function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
 ) -> None:
-    """Call a function with the configuration that the command line composes; see `launch`."""
     composing = hydra.main(version_base=None, config_path=str(CONF), config_name=primary)
     launch(composing(as_hydra_task(function)), primary, added)
 
 
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
-    """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines.
-
-    `primary` and `added`: see `explain_hydra_error`.
-    """
+    """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
     sys.path.append(os.getcwd())  # makes modules of the current folder importable
@@ -281,6 +255,5 @@ def _print_error(title: str, error: Exception) -> None:
 
 
 def exit_with(title: str, error: Exception, status: int) -> NoReturn:
-    """Print an error and exit with `status`."""
     _print_error(title, error)
     raise SystemExit(status) from error

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections import defaultdict
@@ -25,7 +26,6 @@ from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, compose_config, exit_with
 from lab.sweeps.job import is_done
 from lab.sweeps.overview import print_unfinished, printing_changes, start_message
-from lab.sweeps.process import this_process
 from lab.sweeps.slots import Slot, slots_of
 from rl.config.check import check
 from rl.config.resume_rules import resume_problems
@@ -55,8 +55,6 @@ Settings = dict[str, Any]
 
 
 class SweepCheck(Callback):
-    """A Hydra callback that checks every run of a sweep before the first run starts."""
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         """Check all jobs. If problems exist, print each with the number of its jobs, and exit."""
         jobs = jobs_of(config)
@@ -94,10 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return the problems of one job, and its configuration if the check passed.
-
-    `before`: the run folder of an earlier start of this job, or None if this is its first start.
-    """
+    """Return a job's problems, and its settings if valid. `before`: the run that it resumes."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -141,10 +136,7 @@ def overrides_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Sort the overrides so that the first seed of every arm runs before the second of any.
-
-    A sweep that is cut short can then still compare its arms.
-    """
+    """Sort the overrides so that a sweep that is cut short has run the first seed of every arm."""
     sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
         lines = overrides_of(config)
@@ -179,13 +171,7 @@ def use_until(config: DictConfig) -> None:
 
 
 class SweepStart(Callback):
-    """A Hydra callback that creates or reopens a sweep's folder and reports on its jobs.
-
-    The report is made from the job records, so an interrupted sweep also gets a report.
-    """
-
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Lock the sweep's folder, record its jobs and print the command that resumes it."""
         until = config.get("until")
         folder = Path(str(config.hydra.sweep.dir)).absolute()
         is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
@@ -213,7 +199,7 @@ class SweepStart(Callback):
             "jobs": [] if until else numbers,
             **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],
-            "process": this_process(),
+            "process": {"host": socket.gethostname(), "pid": os.getpid()},
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
@@ -260,7 +246,6 @@ def question_of(config: DictConfig) -> str | None:
 
 
 def rerun_command(typed: Sequence[str], folder: Path) -> str:
-    """Return the command line of a sweep with its folder added, so that it resumes the sweep."""
     line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
     return shlex.join([*line, f"{_DIR}{relative_path(folder)}"])
 

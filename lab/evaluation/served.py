@@ -1,7 +1,4 @@
-"""Check settings, lock the folder and start vLLM, for programs that sample but do not train.
-
-evaluate.py and optimize_prompt.py use this module, which does not import torch.
-"""
+"""Check settings, lock the folder and start vLLM, for programs that sample but do not train."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -36,11 +33,7 @@ _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
 def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
-    """Return the checked settings, with the vLLM flags for the devices of this machine.
-
-    Raises:
-        ConfigError: the configuration is not valid.
-    """
+    """Return the checked settings with vLLM's flags for this machine, or raise ConfigError."""
     folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
     ensure_free(RunFolder(folder))  # checked first, because the other checks take longer
     settings = check(config)
@@ -63,7 +56,6 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
 
 
 def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any) -> None:
-    """Write the settings to config.yaml and `record` to overrides.yaml."""
     settings.save(run_folder.config)
     run_folder.overrides.write_text(yaml.safe_dump(record, sort_keys=False))
 
@@ -115,7 +107,6 @@ def serving_policy(
 
 
 def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
-    """Return the settings with which a client opens a chat with this policy."""
     model = build(policy.model)() if policy.model else None
     return ChatSettings(
         sampler=build(policy.sampler)(),

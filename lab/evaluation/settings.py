@@ -1,8 +1,4 @@
-"""The options of conf/evaluate.yaml, and the rules that refuse bad combinations.
-
-The prompt search (lab/prompts/settings.py) uses `PolicySettings` and `check_as`, because it also
-samples a policy without training it.
-"""
+"""The options of conf/evaluate.yaml, and the rules that refuse bad combinations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,8 +47,6 @@ class PolicySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(PolicySettings):
-    """The options of an evaluation. conf/evaluate.yaml explains each option."""
-
     num_examples: PositiveInt
     rollouts_per_example: PositiveInt
     split: Literal["train", "eval"]
@@ -60,13 +54,10 @@ class Evaluation(PolicySettings):
 
 
 def check_evaluation(config: Config) -> Evaluation:
-    """Return the checked options of an evaluation. Raise ConfigError if a rule refuses them."""
     return check_as(Evaluation, without_training_keys(config))
 
 
 def check_as(kind: type[P], config: Config) -> P:
-    """Return the configuration as an object of class `kind`. Raise ConfigError if it is invalid."""
-
     def problems(config: Config) -> list[str]:
         return [problem for rule in POLICY_RULES for problem in rule(config)]
 
@@ -90,7 +81,6 @@ def without_training_keys(config: Config) -> Config:
 
 
 def _needs_vllm(client: Config) -> bool:
-    """Return whether the client needs a vLLM, which this program must start."""
     try:
         return fact(str(client.get("_target_")), "needs_vllm", True)
     except LookupError:  # `check` reports the wrong _target_ later
@@ -98,7 +88,6 @@ def _needs_vllm(client: Config) -> bool:
 
 
 def _evaluation_problems(config: Config) -> Iterator[str]:
-    """Yield the problems of options that a program without training cannot use."""
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
         yield f"an evaluation samples from the policy, but {sampler} does not: set sampler=async"

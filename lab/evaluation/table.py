@@ -16,7 +16,6 @@ _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
 def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
-    """Return a table of the results, the most frequent errors, and the result files."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
@@ -40,18 +39,15 @@ def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
 
 
 def error_lines(errors: Mapping[str, int]) -> list[Text]:
-    """Return lines with the most frequent errors. `errors`: error text -> number of rollouts."""
     first = list(errors.items())[:5]
     return [_as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
 
 
 def _as_text(text: str, style: str = "") -> Text:
-    """Return `text` for rich, without terminal escapes and other control characters."""
     return Text(printable(text), style)
 
 
 def _cells(summary: Summary) -> dict[str, str]:
-    """Return row label -> formatted number, for one column of the table."""
     numbers = {
         "examples": f"{summary.num_examples}",
         "rollouts": f"{summary.num_rollouts}",
@@ -73,5 +69,4 @@ def _cells(summary: Summary) -> dict[str, str]:
 
 
 def replace_nan(text: str) -> str:
-    """Return the formatted number `text` with "-" instead of nan."""
     return text.replace(" ± nan", "").replace("nan%", "-").replace("nan", "-")

@@ -46,8 +46,6 @@ RECORDED = "as recorded"
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """A loss with its correction, divergence, aggregation and advantage."""
-
     name: str
     run: Run
     base: Run  # the run that recorded the tokens
@@ -55,7 +53,6 @@ class Arm:
 
     @property
     def changes(self) -> list[str]:
-        """The keys in which this arm differs from the recorded run."""
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
@@ -117,11 +114,7 @@ class Arm:
 
 
 def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
-    """Return the run's own arm, and one arm per combination of the override values in `words`.
-
-    Raises:
-        ValueError: an override changes another key, or a loss is not usable.
-    """
+    """Return the run's own arm, and an arm per combination of the override values in `words`."""
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base)]
@@ -154,7 +147,6 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
 
 
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
-    """Return the run's configuration, composed again with these overrides."""
     record = read_record(folder)
     flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
     home = Path(str(record.get("started_in", ".")))
@@ -194,10 +186,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from the recorded rewards.
-
-    These are the rewards after truncation and reward shaping.
-    """
+    """Return the tokens with new advantages, computed from rewards after truncation and shaping."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

@@ -38,7 +38,6 @@ _OPTIONS = ("steps=", "tokens=", "out=")
 
 
 def main(words: list[str]) -> int:
-    """Run compare_losses.py with these arguments, and return the exit status."""
     if not words or {"-h", "--help"} & set(words):
         print(USAGE)  # noqa: T201
         return 0 if words else 2
@@ -120,7 +119,6 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
 
 
 def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
-    """Return what was compared, and how far the run's own loss is from the recorded gradients."""
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     untrained = sum(batch.num_untrained for batch in batches)
@@ -133,7 +131,6 @@ def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
 
 
 def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> None:
-    """Print what the arm changes, and the tokens whose gradients differ most from the run's."""
     ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
     changes = ", ".join(arm.changes) or "nothing"
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)

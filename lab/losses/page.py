@@ -17,7 +17,7 @@ NUM_ROLLOUTS = 5  # rollouts shown per loss
 def write_page(
     path: Path, arms: Sequence[Arm], tokens: DataFrame, grads: Sequence[Tensor], **shown: Any
 ) -> None:
-    """Write the page. `grads`: gradient [N] by arm; `shown`: run, basis, columns and rows."""
+    """Write losses.html. `grads`: one gradient [N] per arm; `shown`: other values for page.html."""
     shown["arms"] = [
         {
             "name": arm.name,

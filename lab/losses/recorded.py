@@ -40,8 +40,7 @@ class RecordedBatch:
 
     @property
     def rollout_ids(self) -> list[str]:
-        """The rollout id of each row [S]."""
-        return [row.id for row in self.rows]
+        return [row.id for row in self.rows]  # [S]
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
@@ -53,14 +52,13 @@ def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBat
     folder = RunFolder(Path(path))
     batches = recorded_batches(folder, step)
     if not 0 <= update < len(batches):
-        raise ValueError(
-            f"{folder} has no token record of update {update} of step {step}: train with record=all"
-        )
+        where = f"update {update} of step {step}"
+        raise ValueError(f"{folder} has no token record of {where}: train with record=all")
     return batches[update]
 
 
 def recorded_batches(folder: RunFolder, step: int) -> list[RecordedBatch]:
-    """Return the recorded tokens of each update of a step; [] if the step trained no token."""
+    """Return a batch for each update of a step; [] if the step trained no recorded token."""
     recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
     updates = sorted({row.update for row in recorded if row.trained})
     lines = rollout_lines(folder, step) if updates else {}
@@ -122,7 +120,6 @@ def _batch(
 def token_table(
     batches: Sequence[RecordedBatch], tokenizer: tokenizers.Tokenizer | None
 ) -> DataFrame:
-    """Return the trained tokens of all batches, one per row, in their order."""
     parts = []
     for batch in batches:
         tokens, places = batch.tokens, batch.tokens.sequence_ids
@@ -149,7 +146,6 @@ def _source(id: str) -> Source:
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    """Return the steps of which a trainer recorded tokens, in ascending order."""
     names = folder.tokens.glob("step_*.trainer.rank0.parquet")
     return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in names)
 

@@ -18,8 +18,6 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Task:
-    """One example, and the split (train or eval) that it belongs to."""
-
     split: Split
     example: Example
 
@@ -34,16 +32,11 @@ class Attempt:
 
     @property
     def reward(self) -> float | None:
-        """The reward; None if the rollout has none, because of an error."""
         return self.record["reward"]
 
 
 def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
-    """Return the system prompt that all examples share. The search starts from it.
-
-    Raises:
-        ValueError: the examples have no system prompt, or different system prompts.
-    """
+    """Return the system prompt that all examples share, or raise ValueError if they share none."""
     openings = [env.environment_of(one).add_system_prompt(one.messages) for one in examples]
     firsts = [messages[0] if messages else {} for messages in openings]
     prompts = {str(m.get("content") or "") if m.get("role") == "system" else "" for m in firsts}
@@ -57,7 +50,6 @@ def starting_prompt(env: Environment, examples: Sequence[Example]) -> str:
 
 
 def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the description of one rollout. `columns`: additional fields (state_columns)."""
     record, info = attempt.record, attempt.example.info
     description: dict[str, Any] = {
         "query": conversation([m for m in attempt.example.messages if m.get("role") != "system"]),

@@ -1,8 +1,4 @@
-"""Run a prompt search: check the options, start servers, search, print the result.
-
-outputs/<run_name>/  system_prompt.txt  results.jsonl  pareto_frontier.jsonl  metadata.json
-                     config.yaml  rollouts.jsonl  reflections.jsonl  logs/{gepa,inference}.log
-"""
+"""Run a prompt search: check the options, start servers, search, print the result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -92,7 +88,6 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of rollouts that earlier starts of this search have played."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):  # a killed search left its last line incomplete
@@ -103,11 +98,7 @@ def _num_played(run_folder: RunFolder) -> int:
 def _examples(
     settings: PromptOptimization, env: Environment, num_played: int
 ) -> tuple[list[Task], list[Task]]:
-    """Return the train examples for the mini-batches, and the validation examples.
-
-    Raises:
-        ValueError: a split is empty, or max_calls is too low for one round.
-    """
+    """Return train and validation examples. Raise ValueError if max_calls allows no round."""
     train = [Task("train", one) for one in choose_examples(env, "train", settings.num_train)]
     validation = [Task("eval", one) for one in choose_examples(env, "eval", settings.num_val)]
     check_columns(settings.state_columns, [task.example for task in (*train, *validation)])
@@ -124,10 +115,7 @@ def _examples(
 
 
 def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
-    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null.
-
-    Download the model if necessary. Raise ValueError if it cannot be served.
-    """
+    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null."""
     reflection: Reflection = build(settings.reflection)()
     if reflection.path is None:
         return None
@@ -157,7 +145,6 @@ def _search(
     train: list[Task],
     validation: list[Task],
 ) -> "Search":
-    """Start the servers, and return the finished search."""
     from lab.prompts.search import Search  # imported late, because GEPA takes 0.25 s
 
     reflection: Reflection = build(settings.reflection)()

@@ -39,16 +39,13 @@ def prompt_fingerprint(prompt: str) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A prompt that was scored on all V validation examples."""
-
     prompt: str
     parents: list[int]  # numbers of the candidates from which the prompt was made
     calls_before: int  # number of rollouts that were played before the prompt was scored
-    scores: list[float | None]  # [V] reward; None: the rollout has no reward
+    scores: list[float | None]  # reward of each validation example, None if it has none
 
     @property
     def mean(self) -> float:
-        """The mean validation score."""
         return average([score for score in self.scores if score is not None])
 
 
@@ -67,12 +64,10 @@ def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
 def write_outputs(
     folder: Path, candidates: Sequence[Candidate], validation: Sequence[Task], **summary: Any
 ) -> None:
-    """Write the four result files. `summary`: further content of metadata.json."""
     best = best_of(candidates)
     rows = []
     for number, one in enumerate(candidates):
         own = {key: value for key, value in vars(one).items() if key != "prompt"}
-        # `prompt`, a short hash, is also in rollouts.jsonl.
         own |= {"system_prompt": one.prompt, "prompt": prompt_fingerprint(one.prompt)}
         own["is_best"] = number == best
         rows.append({"example_id": number, "reward": one.mean, "info": own})
@@ -109,7 +104,6 @@ def closing_lines(
     overrides: Sequence[str],
     choices: Mapping[str, str],
 ) -> RenderableType:
-    """Return the result of a prompt search, the commands to run next, and frequent errors."""
     best, count = best_of(candidates), len(candidates[0].scores)
     before, after = candidates[0].mean, candidates[best].mean
     lines = [Text(), Text(f"ended: {ended}", "dim")]
@@ -117,7 +111,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: one example
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # ± nan: < 2 pairs
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [
@@ -133,10 +127,7 @@ def closing_lines(
 def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
-    """Return the commands that evaluate the prompt and, unless client=messages, train with it.
-
-    `num_seen`: number of validation examples, which are also the first evaluated examples.
-    """
+    """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
     remote = choices.get("client") == "messages"  # this client gets no token ids for training
     names = {item: key_of(item) for item in overrides}
     kept = [

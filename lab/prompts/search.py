@@ -43,37 +43,24 @@ class SearchEnded(BaseException):
 
 @dataclass
 class Search:
-    """One prompt search, which GEPA uses as its adapter, criterion, callback and logger.
-
-    Attributes:
-        player: the player that samples rollouts of the policy.
-        reflecting: the chat with the reflection model.
-        runner: the event loop in which all requests of the search run.
-        progress: counts all rollouts of the search, including those of earlier starts.
-        save: function that is called after each validation of a candidate.
-        failures: error text -> number of rollouts without a reward.
-    """
+    """One prompt search, which GEPA uses as its adapter, criterion, callback and logger."""
 
     settings: PromptOptimization
     run_folder: RunFolder
-    player: Player
-    reflecting: Chat
-    runner: asyncio.Runner
-    progress: Progress
-    save: Callable[[list[Candidate]], None]
+    player: Player  # samples rollouts of the policy
+    reflecting: Chat  # the chat with the reflection model
+    runner: asyncio.Runner  # the event loop in which all requests of the search run
+    progress: Progress  # counts all rollouts of the search, including those of earlier starts
+    save: Callable[[list[Candidate]], None]  # called after each validation of a candidate
     candidates: list[Candidate] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)  # error -> rollouts without a reward
     ended_by: str = ""
     propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
     _validated: tuple[int, list[float | None]] = (0, [])  # calls before the evaluation, rewards
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:
-        """Search from the prompt `start` until the budget is spent.
-
-        Raises:
-            RunFailed: the environment, the policy's server or the reflection model failed.
-        """
+        """Search from the prompt `start` until the budget is spent. Raise RunFailed on failure."""
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
         try:
@@ -97,7 +84,6 @@ class Search:
             raise RunFailed(str(end)) from end
 
     def log(self, message: str) -> None:
-        """Append a message to the log file."""
         path = self.run_folder.log_of("gepa")
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -136,7 +122,6 @@ class Search:
         raise ValueError("the reflection model's answer has no complete prompt")
 
     async def _answer(self, question: str) -> tuple[str, bool]:
-        """Return the reflection model's answer, and whether a token limit ended it."""
         completion = None
         with self.reflecting.group() as chat:
             prompt = await chat.first_prompt([{"role": "user", "content": question}], None)
@@ -152,7 +137,6 @@ class Search:
         return chat.message(prompt, completion).get("content") or "", completion.cut_off
 
     async def _play(self, tasks: Sequence[Task], prompt: str) -> list[Attempt]:
-        """Sample one rollout per task with the system prompt `prompt`. Return them in order."""
         envs = [self.player.env.environment_of(task.example) for task in tasks]
         for env in envs:
             env.system_prompt = prompt
@@ -178,7 +162,6 @@ class Search:
         return [attempts[index] for index in range(len(tasks))]
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        """Return whether the search must end before another round. Set `ended_by` if so."""
         settings, best = self.settings, max(candidate.mean for candidate in self.candidates)
         if settings.perfect_score is not None and best >= settings.perfect_score:
             self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
@@ -189,7 +172,6 @@ class Search:
         return bool(self.ended_by)
 
     def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
-        """Save the candidates, and print the validation score of the new one."""
         prompt, number = event["candidate"][COMPONENT], event["candidate_idx"]
         new = Candidate(prompt, list(event["parent_ids"]), *self._validated)
         self.candidates.append(new)
@@ -208,10 +190,7 @@ class Search:
         candidate: dict[str, str],
         capture_traces: bool = False,  # noqa: ARG002 traces are always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Score a prompt on a batch. A rollout without a reward gets the mean of the others.
-
-        A rollout has no reward after an error of the environment, which is not the prompt's fault.
-        """
+        """Score a prompt on a batch. A rollout without a reward gets the mean of the others."""
         num_calls = self.progress.done
         attempts = self.runner.run(self._play(batch, candidate[COMPONENT]))
         rewards = [attempt.reward for attempt in attempts]

@@ -12,8 +12,6 @@ from rl.config.schema import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptimization(PolicySettings):
-    """The options of a prompt search. conf/optimize_prompt.yaml explains each option."""
-
     max_calls: PositiveInt
     num_rounds: PositiveInt | None
     num_train: PositiveInt
@@ -26,7 +24,6 @@ class PromptOptimization(PolicySettings):
 
 
 def check_search(config: Config) -> PromptOptimization:
-    """Return the checked options of a search. Raise ConfigError if a rule refuses them."""
     inference = config.get("inference")
     config = {**without_training_keys(config)}
     if value_of(config, "reflection.path") is not None:  # the reflection model's vLLM needs it

@@ -1,11 +1,4 @@
-"""The options of the reflection model, which reads rollouts and writes a better prompt.
-
-Options in `reflection` of conf/optimize_prompt.yaml select the model:
-
-    base_url     any OpenAI-compatible endpoint
-    path         a model that a second vLLM serves
-    neither      the policy itself
-"""
+"""The options of the reflection model, which reads rollouts and writes a better prompt."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -26,8 +19,6 @@ class _EndpointClient(MessagesClient):
 
 @dataclass(frozen=True, kw_only=True)
 class Reflection:
-    """The options `reflection` of conf/optimize_prompt.yaml, which explains each option."""
-
     base_url: str | None
     model: str | None
     api_key_variable: str
@@ -67,7 +58,6 @@ class Reflection:
 
     @property
     def client(self) -> MessagesClient | None:
-        """The client of the endpoint at base_url; None if base_url is null."""
         if self.base_url is None or self.model is None:
             return None
         return _EndpointClient(
@@ -78,7 +68,6 @@ class Reflection:
         )
 
     def sampler(self, of_policy: PolicySampler) -> PolicySampler:
-        """Return the sampling options of the reflection model."""
         return replace(
             of_policy,
             **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its type

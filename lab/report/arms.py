@@ -23,7 +23,6 @@ class Arm:
 
     @property
     def finished(self) -> list[Run]:
-        """The finished runs, which enter the comparison."""
         return [run for run in self.runs if run.finished]
 
     @property
@@ -39,7 +38,6 @@ class Arm:
 
 
 def arms_of(runs: Sequence[Run]) -> list[Arm]:
-    """Group the runs into arms, in the order in which the arms first appear."""
     groups: list[list[Run]] = []
     for run in runs:
         group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), [])
@@ -57,11 +55,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
-    """Return True if two runs differ only in the seed, as far as their records show.
-
-    Settings that exist at only one of two commits are ignored if the overrides of both runs are
-    equal.
-    """
+    """Return whether two runs differ only in the seed, as far as their settings are comparable."""
     if not one.config or not other.config:
         return one.overrides == other.overrides
     if one.commit == other.commit or one.overrides != other.overrides:
@@ -74,10 +68,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
-    """Return the overrides that not all arms have, given the first run of each arm.
-
-    Arms with equal overrides are distinguished by the settings that differ.
-    """
+    """Return each arm's own overrides. If these are equal, add the settings that differ."""
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
     for its in items[:]:
@@ -114,7 +105,6 @@ def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def _make_unique(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number after each name that occurs several times."""
     return [
         f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
         for index, name in enumerate(names)
@@ -122,7 +112,6 @@ def _make_unique(names: Sequence[str]) -> list[str]:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Return the keys of the settings in which the runs differ, in alphabetical order."""
     configs = [run.config for run in runs if run.config]
     keys = sorted({key for config in configs for key in config})
     return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]

@@ -1,8 +1,4 @@
-"""The command line of report.py, and the files that it writes.
-
-report.json                             all numbers; written first
-report.html  report.csv  figures/       the page (lab/report/page.py)
-"""
+"""The command line of report.py, and the files that it writes."""
 
 import re
 import sys
@@ -37,7 +33,6 @@ OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 
 def main(arguments: list[str]) -> int:
-    """Write the report that the arguments request, and return the exit status."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE.replace("python report.py", start_command("report")))  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
@@ -54,13 +49,9 @@ def main(arguments: list[str]) -> int:
         if "out" not in options and not paths[0].is_dir():
             raise ValueError(f"{paths[0]} does not exist: name the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
-            raise ValueError(
-                f"judged={judged}: give the number of evaluations to average, 1 or more"
-            )
+            raise ValueError(f"judged={judged}: give the number of evaluations, 1 or more")
         if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", effect) or not float(effect):
-            raise ValueError(
-                f"{EFFECT}={effect}: give a difference of scores above 0, such as 0.03"
-            )
+            raise ValueError(f"{EFFECT}={effect}: give a difference above 0, such as 0.03")
     except ValueError as problem:
         return _print_refusal(problem)
     baseline, effect = options.get("baseline", ""), options.get(EFFECT, "")
@@ -86,10 +77,7 @@ def report(
     num_judged: int = 1,
     smallest_effect: str = "",
 ) -> bool:
-    """Compare the runs of these folders, show the result, and return True if a page was written.
-
-    Raise NoBaseline before any file is written if the named arm cannot be the baseline.
-    """
+    """Compare the runs of these folders, show the result, and return True if a page was written."""
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
     try:

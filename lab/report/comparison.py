@@ -43,24 +43,19 @@ class ArmResult(ScoredArm):
 
     @property
     def minutes(self) -> float:
-        """The mean duration of a run in minutes."""
         return float(np.mean([run.seconds for run in self.runs])) / 60
 
     @property
     def reward(self) -> float:
-        """The mean score without its interval."""
         return self.score.value
 
     @property
     def scored_seeds(self) -> int:
-        """The number of seeds with a scored run."""
         return self.scores.num_seeds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison:
-    """The comparison of all arms with the baseline."""
-
     question: str  # the sweep's question, "" if it has none
     arms: tuple[Arm, ...]  # all arms, including arms without a scored run
     scoring: Scoring
@@ -72,27 +67,22 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, including excluded runs."""
         return [run for arm in self.arms for run in arm.runs]
 
     @property
     def num_looks(self) -> int:
-        """The largest number of looks of an arm (see Arm.num_looks)."""
         return max(arm.num_looks for arm in self.arms)
 
     @property
     def others(self) -> list[ArmResult]:
-        """The results of all arms except the baseline."""
         return [result for result in self.results if result is not self.baseline]
 
     @property
     def by_score(self) -> list[ArmResult]:
-        """The results of all arms, best arm first."""
         return sorted(self.results, key=lambda result: -result.score.value)
 
     @property
     def has_intervals(self) -> bool:
-        """Whether the interval of any score or difference is known."""
         return any(isfinite(r.score.low) or isfinite(r.difference.low) for r in self.results)
 
 
@@ -224,7 +214,6 @@ def _results(
 
 
 def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
-    """Return the arm with which the other arms are compared."""
     counting = [arm for arm in arms if arm.finished]
     if not counting:
         runs = [run for arm in arms for run in arm.runs]
@@ -234,7 +223,6 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
             else "these folders contain no run: name the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
-        # Prefer the first arm with evaluations, else the first arm with training rewards.
         known = [
             max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
             for arm in counting
@@ -250,7 +238,6 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
 
 
 def _notes(results: Sequence[ArmResult]) -> list[str]:
-    """Return one note per assumption about missing data that changes decisions."""
     names: dict[str, list[str]] = {}
     for result in results:
         names.setdefault(result.undecided_if, []).append(result.arm.name)

@@ -13,7 +13,6 @@ _MOST_CHARACTERS = 110  # three lines on a phone; longer sentences are replaced 
 
 
 def conclusion(comparison: Comparison) -> str:
-    """Return which arms are better or worse than the baseline, and how many runs ended early."""
     return " ".join(text for text in (headline(comparison), ended_early(comparison)) if text)
 
 
@@ -62,7 +61,7 @@ def ended_early(comparison: Comparison) -> str:
 
 
 def basis(comparison: Comparison) -> str:
-    """Return what the scores are, and the numbers of seeds and of runs."""
+    """Return what the scores measure, and the numbers of seeds and of runs, as a sentence."""
     results, scoring = comparison.results, comparison.scoring
     seeds = as_range([result.scores.num_seeds for result in results])
     text = f"{seeds} seed{'s' * (seeds != '1')}{' each' * (len(results) > 1)}"
@@ -76,7 +75,7 @@ def basis(comparison: Comparison) -> str:
 
 
 def what_is_visible(comparison: Comparison) -> str:
-    """Return the smallest visible difference (power.py), and the seeds for the observed one."""
+    """Return the smallest visible difference (power.py), and the seeds that a decision needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
@@ -100,6 +99,5 @@ def what_is_visible(comparison: Comparison) -> str:
 
 
 def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:
-    """Return the names of the arms. With `by`, add their differences to the baseline."""
     names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if by else r.arm.name for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

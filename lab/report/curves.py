@@ -17,7 +17,6 @@ COLOUR = "#3b7dd8"
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:
-    """Return the chart with one panel of learning curves per arm, and the baseline in grey."""
     points, bands = curve_rows(comparison)
     # The layers of a facet must share one data set, so each row names its layer.
     rows = [*points, *bands]
@@ -41,7 +40,6 @@ def curves(comparison: Comparison) -> dict[str, Any]:
 
 def _layers(measure: str) -> list[Chart]:
     x = alt.X("at:Q", axis=alt.Axis(grid=False, tickCount=4, format="~s"))
-    # Split the title into two lines, because the panels are not tall.
     title = ["score on", HELD_OUT]
     if measure == TRAINING:
         title = [TRAINING, f"mean of up to {LAST_STEPS} steps"]
@@ -94,7 +92,6 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    """Yield the median and the range of an arm's runs at the steps that all runs have."""
     for step in sorted(set.intersection(*(set(curve.steps) for curve in drawn)) if drawn else ()):
         at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
         _, seconds, tokens, score = np.median(at, 0).tolist()
@@ -104,6 +101,5 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
 
 
 def _thin_out(curve: Curve) -> Curve:
-    """Return at most MOST_POINTS points of the curve, including the first and the last point."""
     num_points = min(len(curve.steps), MOST_POINTS)
     return curve.at(np.linspace(0, len(curve.steps) - 1, num_points).round().astype(int))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
 
@@ -32,14 +32,10 @@ class Evaluation:
 
     @cached_property
     def scores(self) -> dict[Question, float]:
-        """The mean reward of the scored rollouts by question, NaN if there are none."""
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
-        """Return the scores if an unscored rollout gets the reward `unscored` of its environment.
-
-        Unscored rollouts of environments that are not in `unscored` are left out.
-        """
+        """Return the scores. Unscored rollouts get the reward `unscored[env]`, or are left out."""
         scores = {}
         for question, rewards in self.rewards.items():
             filled = [unscored.get(question.env) if x is None else x for x in rewards]
@@ -56,11 +52,6 @@ class _Line(msgspec.Struct):
 
 
 _LINE = msgspec.json.Decoder(_Line)
-
-
-def evaluated_versions(folder: RunFolder) -> list[int]:
-    """Return the evaluated policy versions, oldest first."""
-    return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
@@ -87,10 +78,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Return a hash of the user messages before the first answer.
-
-    System prompts do not count, because they may differ between arms.
-    """
+    """Hash the user messages before the first answer. Arms may have different system prompts."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

@@ -22,7 +22,6 @@ Chart = Any  # altair's classes for layers, rows and facets have no common base 
 
 
 def forest(comparison: Comparison) -> Chart:
-    """Return the chart with one row per arm: seeds, interval, and difference to the baseline."""
     rows = [
         {
             "arm": result.arm.name,
@@ -67,7 +66,6 @@ def forest(comparison: Comparison) -> Chart:
 
 
 def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color) -> Chart:
-    """Return the panel with the differences, coloured by decision."""
     # With a fixed number of digits, two ticks could have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
@@ -84,7 +82,6 @@ def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt
 
 
 def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return one chart row per run, for the dots of the forest plot."""
     measure, rows = comparison.scoring.measure, []
     for result in comparison.results:
         for run, score in zip(result.runs, result.run_scores.tolist(), strict=True):

@@ -42,7 +42,6 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
 
 
 def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the lowest and the highest reward of a judged rollout in each environment."""
     lowest: dict[str, float] = {}
     highest: dict[str, float] = {}
     for evaluation in (one for run in scoring.runs for one in run.judged(scoring.num_judged)):

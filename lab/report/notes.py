@@ -16,7 +16,6 @@ _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 def notes_on(
     scoring: Scoring, left_out: Sequence[tuple[Run, str]], is_sequential: bool
 ) -> Iterator[str]:
-    """Yield the notes on the scores of all arms, and on the excluded runs."""
     yield from _notes_on_scores(scoring)
     yield from _notes_on_seeds(scoring, is_sequential)
     runs = scoring.runs
@@ -96,7 +95,6 @@ def _notes_on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
 
 
 def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield notes on runs that gave initial weights, and on differing commits and code files."""
     if parents := sorted({run.started_from for run in runs} - {""}):
         yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})
@@ -116,7 +114,6 @@ def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def group_by_cause(left_out: Sequence[tuple[Run, str]]) -> list[tuple[str, list[Run]]]:
-    """Return the excluded runs by cause, the most frequent cause first."""
     causes: dict[str, list[Run]] = defaultdict(list)
     for run, why in left_out:
         causes[why].append(run)

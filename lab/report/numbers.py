@@ -37,7 +37,6 @@ NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:
-    """Return the content of report.json, with null for unknown numbers."""
     record = {
         "question": comparison.question or None,
         "conclusion": conclusion(comparison),
@@ -91,7 +90,6 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
 
 
 def _cell(value: Any, spec: str) -> str:
-    """Return a number as text, or "-" if the number is unknown or a count of 0."""
     is_nan, is_no_count = value != value, type(value) is int and value == 0
     if spec == COLUMNS["seeds_needed"][1] and value and value > MOST_SEEDS:
         return "more questions" if value == inf else f"> {MOST_SEEDS:,}"
@@ -99,7 +97,6 @@ def _cell(value: Any, spec: str) -> str:
 
 
 def as_table(records: Sequence[Record]) -> Table:
-    """Return the most important numbers as a table for the terminal."""
     heads, *rows = table(records, NUM_TERMINAL_COLUMNS)
     drawn = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for head in heads:
@@ -112,7 +109,6 @@ def as_table(records: Sequence[Record]) -> Table:
 
 
 def as_csv(comparison: Comparison) -> str:
-    """Return the content of report.csv, with one line per run."""
     scores = {}  # keys are ids, because runs of two folders may share a name
     for result in comparison.results:
         scores |= zip(map(id, result.runs), result.run_scores, strict=True)

@@ -1,6 +1,5 @@
 """Write the HTML page of a comparison, which loads no external files, and its figures.
 
-Charts come from forest.py and curves.py, numbers from numbers.py, the layout from page.html.
 Colours are CSS variables, so that one chart works in light mode, in dark mode and on paper.
 """
 
@@ -71,7 +70,6 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
 
 
 def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
-    """Return the Vega-Lite theme with these colours of text, secondary text, and lines."""
     return {
         "background": "transparent",
         "font": "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif",
@@ -88,7 +86,6 @@ def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
 
 
 def settings_table(comparison: Comparison) -> list[list[str]]:
-    """Return a table of the settings in which arms differ: a title row, then a row per setting."""
     base = comparison.baseline.arm
     arms = [base, *(arm for arm in comparison.arms if arm is not base)]
     rows = [["setting", *(arm.name for arm in arms)]]
@@ -113,7 +110,6 @@ def vega_script() -> str:
 
 
 def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Write each chart as PNG and SVG with a white background."""
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)

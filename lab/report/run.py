@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
+from lab.report.evaluations import Evaluation, Question, read_evaluation
 from lab.report.statistics import Floats
 from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
@@ -40,7 +40,6 @@ class Curve:
 
     @property
     def columns(self) -> tuple[Floats, ...]:
-        """The four arrays of the curve, in the order of the fields."""
         return self.steps, self.seconds, self.tokens, self.scores
 
     def at(self, points: Any) -> "Curve":
@@ -60,8 +59,6 @@ NO_CURVE = Curve(*(np.array([], float) for _ in range(4)))
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
-    """One run, with the data that a report shows."""
-
     name: str
     folder: Path | None = None
     overrides: tuple[str, ...] = ()  # overrides whose keys are not in RUN_KEYS
@@ -86,22 +83,18 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished and therefore enters the comparison."""
         return not self.cause
 
     @property
     def is_open(self) -> bool:
-        """Whether the run waits for its start or still runs."""
         return self.cause == NOT_STARTED or self.cause.startswith(_STILL_GOING)
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run has begun and ended, but not finished."""
         return self.has_begun and not self.finished and not self.is_open
 
     @property
     def training_reward(self) -> float | None:
-        """The mean reward of the last LAST_STEPS steps, or None for a run without rewards."""
         rewards = self.training.scores[-LAST_STEPS:]
         return float(rewards.mean()) if len(rewards) else None
 
@@ -111,7 +104,6 @@ class Run:
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged(self, num_judged: int) -> list[Evaluation]:
-        """Return the evaluations of the judged versions (see `judged_versions`)."""
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
@@ -123,10 +115,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Read a run with its last `num_judged` evaluations.
-
-    `folder` is None if a sweep's job failed before its folder existed. `error` is then the reason.
-    """
+    """Read a run. `folder` is None if a job failed, with `error`, before it had a folder."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -142,7 +131,7 @@ def read_run(
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
-    versions = evaluated_versions(folder)[-num_judged:]
+    versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
         name=_make_readable(folder.name),
@@ -158,7 +147,7 @@ def read_run(
         tokens=float(tokens[-1]),
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
-        evaluations={version: read_evaluation(folder, version) for version in versions},
+        evaluations={v: read_evaluation(folder, v) for v in versions[-num_judged:]},
         commit=_make_readable(str(record.get("commit") or "")),
         started_from=_make_readable(folder.started_from),
         code=code_versions(folder),
@@ -174,7 +163,6 @@ def _make_readable(text: str) -> str:
 
 
 def _read_settings(folder: RunFolder) -> dict[str, Any]:
-    """Return all settings by dotted key, or {} if config.yaml is missing or unreadable."""
     try:
         return _flatten(load_yaml(folder.read(folder.config)))
     except (OSError, yaml.YAMLError):
@@ -191,7 +179,6 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
-    """Return the settings that all runs of one arm share."""
     # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
@@ -206,7 +193,6 @@ def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]
 def _cause(
     folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
 ) -> str:
-    """Return the reason why a run did not finish, "" if the run finished."""
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
     num_steps = steps_done(rows)

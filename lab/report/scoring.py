@@ -23,8 +23,6 @@ Rows = Sequence[tuple[Run, Table]]
 
 @dataclass(frozen=True, eq=False)
 class ScoredArm:
-    """The scored runs of one arm, with their scores."""
-
     arm: Arm
     rows: Rows  # the scored runs, each with its scores by question
     lost: tuple[Run, ...]  # runs that ended early or are mostly unscored, and were not repeated
@@ -35,14 +33,11 @@ class ScoredArm:
 
     @property
     def runs(self) -> list[Run]:
-        """The scored runs."""
         return [run for run, _ in self.rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The scores of all arms by the same measure."""
-
     measure: str  # HELD_OUT or TRAINING
     judged: str  # description of the scored versions or steps
     arms: tuple[ScoredArm, ...]
@@ -53,7 +48,6 @@ class Scoring:
 
     @property
     def runs(self) -> list[Run]:
-        """All scored runs of all arms."""
         return [run for arm in self.arms for run in arm.runs]
 
 
@@ -106,7 +100,6 @@ def _score_by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> S
         if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
             scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
     runs = [run for one in scored for run in one.runs]
-    # A run may have fewer steps than LAST_STEPS.
     counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
     judged = "the last step" if counts == "1" else f"the last {counts} steps"
     return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, no_evaluation=no_evaluation)
@@ -150,7 +143,6 @@ def seed_of(run: Run) -> Hashable:
 
 
 def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
-    """Return the scored policy versions in words."""
     versions = [run.judged_versions(num_judged) for run in runs]
     last, most = as_range([one[-1] for one in versions]), max(map(len, versions))
     name = f"version{'s' * (' ' in last)} {last}"
@@ -163,7 +155,6 @@ def judged_step(run: Run, measure: str) -> int:
 
 
 def as_range(numbers: Sequence[int]) -> str:
-    """Return the range of the numbers as text, such as "6" or "6 to 10"."""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low} to {high}"
 

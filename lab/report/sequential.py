@@ -29,31 +29,19 @@ from typing import Any
 
 import numpy as np
 
+from lab.report import statistics as st
 from lab.report.power import fewest_seeds
-from lab.report.statistics import (
-    BETTER,
-    EQUAL,
-    ERROR,
-    FEWEST_SEEDS,
-    OPEN,
-    WORSE,
-    Interval,
-    Scores,
-    Spread,
-    spread_of,
-    student_quantile,
-)
 
 
 @dataclass(frozen=True)
 class State:
     """What is known about an arm at the look that decided it, or else at the last look."""
 
-    difference: Interval
+    difference: st.Interval
     smallest_effect: float
-    error: float = ERROR  # alpha
-    decision: str = OPEN
-    spread: Spread | None = None  # None before the first look
+    error: float = st.ERROR  # alpha
+    decision: str = st.OPEN
+    spread: st.Spread | None = None  # None before the first look
     p_value: float = nan  # known only if the decision is made once (comparison.py)
 
     @property
@@ -63,7 +51,7 @@ class State:
         The true difference is assumed to be the observed one, or 0 if that is below the smallest
         effect. Differences near half of the smallest effect need more seeds.
         """
-        if self.spread is None or self.decision != OPEN:
+        if self.spread is None or self.decision != st.OPEN:
             return None
         spread, others = self.spread, (self.smallest_effect, self.error)
         width = max(abs(self.difference.value), self.smallest_effect)
@@ -79,11 +67,10 @@ def radius(
     deviation = np.maximum(np.sqrt(variance), 1e-12)
     normal = smallest_effect / 2 + deviation**2 * np.log(2 / error) / smallest_effect
     level = np.maximum(ndtr(-normal / deviation), error / (20 * num_seeds * (num_seeds + 1)))
-    return -student_quantile(degrees_of_freedom, level) * deviation
+    return -st.student_quantile(degrees_of_freedom, level) * deviation
 
 
-def radius_of(spread: Spread, smallest_effect: float, error: float) -> float:
-    """Return half the width of the interval of a difference with this spread."""
+def radius_of(spread: st.Spread, smallest_effect: float, error: float) -> float:
     num_seeds = min(number for _, number in spread.seeds)
     freedom = spread.decision_degrees_of_freedom
     return float(radius(spread.variance, freedom, num_seeds, smallest_effect, error))
@@ -92,32 +79,34 @@ def radius_of(spread: Spread, smallest_effect: float, error: float) -> float:
 def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
     """Return the decision for each interval from `low` to `high`. Arrays are allowed."""
     is_equal = (low >= -smallest_effect) & (high <= smallest_effect)
-    return np.select([is_equal, low > 0, high < 0], [EQUAL, BETTER, WORSE], OPEN)
+    return np.select([is_equal, low > 0, high < 0], [st.EQUAL, st.BETTER, st.WORSE], st.OPEN)
 
 
 def decide_arms(
-    scores: Sequence[Scores], at: int, smallest_effect: float, num_unscored: int = 0
+    scores: Sequence[st.Scores], at: int, smallest_effect: float, num_unscored: int = 0
 ) -> list[State]:
     """Return the state of each arm, compared with arm `at` after every seed.
 
     `num_unscored`: the number of further arms, which have no scores yet and are open.
     """
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
-    states = [State(Interval(gain, nan, nan), smallest_effect) for gain in gains]
+    states = [State(st.Interval(gain, nan, nan), smallest_effect) for gain in gains]
     is_open = [i for i in range(len(scores)) if i != at]
     num_looks = max(one.num_seeds for one in scores) if scores[at].resamples_seeds else 0
-    for count in range(FEWEST_SEEDS, num_looks + 1):
+    for count in range(st.FEWEST_SEEDS, num_looks + 1):
         base, num_open = scores[at].first(count), 0
         known = [(i, scores[i].first(count)) for i in is_open if scores[i].resamples_seeds]
-        looks = [(i, float(one.y.mean() - base.y.mean()), spread_of(one, base)) for i, one in known]
+        looks = [
+            (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in known
+        ]
         while num_open != len(is_open):  # each decision increases the other arms' share of ERROR
             num_open = len(is_open)
             for i, gain, spread in looks:
                 if i in is_open:
-                    error = ERROR / (num_open + num_unscored)
+                    error = st.ERROR / (num_open + num_unscored)
                     half = radius_of(spread, smallest_effect, error)
-                    interval = Interval(gain, gain - half, gain + half)
+                    interval = st.Interval(gain, gain - half, gain + half)
                     decision = str(decision_of(interval.low, interval.high, smallest_effect))
                     states[i] = State(interval, smallest_effect, error, decision, spread)
-            is_open = [i for i in is_open if states[i].decision == OPEN]
+            is_open = [i for i in is_open if states[i].decision == st.OPEN]
     return states

@@ -13,8 +13,6 @@ from rl.runtime.text import printable
 
 @dataclass(frozen=True)
 class Sources:
-    """The runs of a report, with the question and the command of the first sweep."""
-
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
@@ -23,7 +21,6 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
-    """Read the runs of sweep folders, run folders and folders of run folders, each run once."""
     runs: dict[Any, Run] = {}  # key: resolved folder of the run
     notes: list[str] = []
     texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")

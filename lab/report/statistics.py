@@ -41,7 +41,6 @@ class Interval:
     high: float
 
     def __format__(self, spec: str) -> str:
-        """Return the estimate, and the interval if it is known: +0.512 [0.500, 0.524]."""
         end = spec.removeprefix("+")
         ends = f" [{self.low:{end}}, {self.high:{end}}]" if np.isfinite(self.low) else ""
         return f"{self.value:{spec}}{ends}"
@@ -60,22 +59,18 @@ class Scores:
 
     @property
     def num_seeds(self) -> int:
-        """The number of seeds S."""
         return len(self.y)
 
     def first(self, num_seeds: int) -> "Scores":
-        """Return the scores of the first seeds."""
         return Scores(self.y[:num_seeds], self.strata)
 
     @property
     def resamples_seeds(self) -> bool:
-        """Whether the arm has enough seeds to estimate the variance between seeds."""
         return self.num_seeds >= FEWEST_SEEDS
 
     @property
     def runs(self) -> Floats:
-        """The mean score of each seed [S]."""
-        return self.y.mean(1)
+        return self.y.mean(1)  # [S]
 
     @property
     def between_seeds(self) -> float:
@@ -124,7 +119,6 @@ class Spread:
 
     @property
     def standard_error(self) -> float:
-        """The square root of V."""
         return float(np.sqrt(self.variance))
 
     @property
@@ -216,9 +210,8 @@ def p_value(difference: float, spread: Spread) -> float:
         return float("nan")
     if spread.standard_error == 0:
         return 1.0 if difference == 0 else 0.0
-    return float(
-        2 * stdtr(spread.decision_degrees_of_freedom, -abs(difference) / spread.standard_error)
-    )
+    t = abs(difference) / spread.standard_error
+    return float(2 * stdtr(spread.decision_degrees_of_freedom, -t))
 
 
 def looks_factor(num_looks: int) -> int:

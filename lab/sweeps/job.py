@@ -1,8 +1,5 @@
 """Skip, start or resume one job of a sweep, and record the job's result.
 
-`run_job` runs in the sweep's own process, or in the worker processes of a parallel launcher.
-lab/cli/sweep.py has prepared the sweep's folder, the numbers of the jobs, and the slots.
-
 A job is identified by its overrides, not by its number. A resumed sweep therefore recognises
 its finished jobs even if their order, the number of seeds or the launcher has changed.
 """
@@ -49,9 +46,7 @@ def run_job(
     """Run a job unless it is finished, and return the value that the sweeper maximises.
 
     `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
-
-    Raises:
-        RunFailed: in a launcher's worker process, `start` has raised SystemExit or Stopped.
+    In a launcher's worker process, a SystemExit or Stopped of `start` becomes RunFailed.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"
@@ -96,7 +91,6 @@ def run_job(
 
 
 def is_done(record: JobRecord, max_steps: int) -> bool:
-    """Return True if the job is done with at least `max_steps` steps, and its folder exists."""
     if record.state != DONE or record.folder is None:
         return False
     try:
@@ -108,12 +102,10 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """Return the error that caused a SystemExit, or `error` itself."""
     return error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
 
 
 def _message_of(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it has none."""
     cause = _cause_of(error)
     if isinstance(cause, SystemExit):
         return f"ended with status {cause.code}" if cause.code else STOPPED

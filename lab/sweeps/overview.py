@@ -25,26 +25,21 @@ _COUNTS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class Jobs:
-    """The jobs of a sweep's latest start."""
-
     records: dict[int, JobRecord]
     started: float  # Unix time of the sweep's latest start
     num_slots: int = 1  # number of jobs that run in parallel
 
     @cached_property
     def labels(self) -> dict[int, str]:
-        """The overrides that distinguish each job from the other jobs."""
         names = labels([record.overrides for record in self.records.values()])
         return dict(zip(self.records, names, strict=True))
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """The number of jobs in each state."""
         return Counter(record.state for record in self.records.values())
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated remaining seconds, or None until a job is done."""
         done = [record for record in self.records.values() if record.state == DONE]
         times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]
@@ -80,7 +75,6 @@ def read_jobs(sweep: SweepFolder) -> Jobs:
 
 
 def start_message(sweep: SweepFolder, command: str) -> str:
-    """Return the lines that a sweep prints at its start. `command`: how to resume the sweep."""
     jobs, info = read_jobs(sweep), sweep.read_info()
     lines, parts = [info.get("question") or ""], [f"sweep {relative_path(sweep.path)}"]
     if jobs.records:

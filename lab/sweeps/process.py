@@ -13,11 +13,6 @@ from pathlib import Path
 from threading import Thread
 
 
-def this_process() -> dict[str, str | int]:
-    """Return the host name and the process id."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
-
-
 @cache  # start only one thread for all jobs of this process
 def end_with_process(host: str, pid: int) -> None:
     """Kill this process as soon as process `pid` of the same host has ended.

@@ -24,8 +24,6 @@ _CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
 
 @dataclass(frozen=True)
 class Slot:
-    """The CPU cores and the GPUs that one job may use."""
-
     cores: tuple[int, ...]  # ids of logical CPUs
     gpus: tuple[str, ...]  # device ids as in CUDA_VISIBLE_DEVICES
 
@@ -64,8 +62,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
 def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
     """Wait for a free slot and restrict this process to it while the block runs.
 
-    Yield None if `slots` is empty. `folder` contains the lock files. By default, all sweeps of the
-    user on this machine share a folder below the temporary folder.
+    Yield None if `slots` is empty. All sweeps of the user share the default `folder` of the locks.
     """
     if not slots:
         yield None
@@ -96,7 +93,6 @@ def _try_lock(locks: ExitStack, path: Path) -> bool:
 
 @contextmanager
 def _confine_to(slot: Slot) -> Iterator[None]:
-    """Restrict this thread and its future children to the cores and GPUs of the slot."""
     cores, gpus = os.sched_getaffinity(0), os.environ.get("CUDA_VISIBLE_DEVICES")
     os.sched_setaffinity(0, slot.cores)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)

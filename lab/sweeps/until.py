@@ -70,8 +70,6 @@ class UntilDecided(BasicSweeper):
 
 @dataclass(frozen=True)
 class Progress:
-    """Which arms the finished runs decide, and how many runs are still expected."""
-
     sweep: SweepFolder
     arms: list[list[str]]  # the overrides of each arm; the first arm is the baseline
     size: int  # number of jobs that run in parallel
@@ -80,7 +78,6 @@ class Progress:
 
     @cached_property
     def done(self) -> dict[tuple[str, ...], JobRecord]:
-        """The records of the jobs that are done, by identity."""
         records = self.sweep.records().values()
         return {identity(r.overrides): r for r in records if is_done(r, r.max_steps or 0)}
 
@@ -96,7 +93,6 @@ class Progress:
 
     @cached_property
     def done_by_arm(self) -> list[list[JobRecord]]:
-        """The records of the jobs that are done, for each arm."""
         arms = [{*identity(arm)} for arm in self.arms]
         return [[r for job, r in self.done.items() if arm <= {*job}] for arm in arms]
 
@@ -114,13 +110,11 @@ class Progress:
 
     @property
     def _assumed_seeds(self) -> float:
-        """The number of seeds that an arm needs if the standard deviation is ASSUMED_SD."""
         spread = Spread(((ASSUMED_SD**2, 1), (ASSUMED_SD**2, 1)), 0.0, 0.0, 0)
         error, unknown = ERROR / (len(self.arms) - 1), Interval(0.0, nan, nan)
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
-        """Yield the next jobs, except those that this start of the sweep has `tried`."""
         wanted = [0, *(index for index, needed in self.seeds_needed.items() if needed < inf)]
         for seed in count() if wanted[1:] else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):

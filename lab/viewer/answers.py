@@ -1,8 +1,4 @@
-"""Answer the requests of the viewer's page: a table of all rollouts, and single rollouts.
-
-The browser stores and filters the table, which has a few numbers per rollout. The browser requests
-conversations and tokens when the user opens a rollout.
-"""
+"""Answer the requests of the page: a table of all rollouts, then the rollouts that a user opens."""
 
 import json
 from collections import defaultdict
@@ -27,7 +23,7 @@ _MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, or all rows if files were rewritten (index.py)."""
+    """Return the rows from number `start` on, or all rows if `generation` is old (index.py)."""
     with index.lock:
         if generation != index.generation:
             start = 0
@@ -47,7 +43,6 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
 
 
 def run_summary(index: RunIndex) -> dict[str, Any]:
-    """Return the run's name, whether the run is active, and the problems of its files."""
     going = False
     try:
         ensure_free(index.run_folder, patience_s=0)  # do not wait: the page polls every second
@@ -82,10 +77,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return each rollout's token rows with their training record, or the reason for their absence.
-
-    The files of a step are read only once. For a single rollout, only its rows are read.
-    """
+    """Return each rollout's token rows with their training record, or why they are absent."""
     options, run = _loss_options(index), index.run_folder
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None
 
@@ -106,7 +98,6 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
-    """Return the numeric options of the run's loss, which include its clipping bounds."""
     try:
         config = load_yaml(index.run_folder.read(index.run_folder.config))
         return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
@@ -115,12 +106,10 @@ def _loss_options(index: RunIndex) -> dict[str, Any]:
 
 
 def search(index: RunIndex, text: str) -> list[int]:
-    """Return the row numbers of the rollouts that contain `text`, ignoring case."""
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 
 def rows_with(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
-    """Return the row numbers of the rollouts whose columns equal the `wanted` values as text."""
     return [
         n
         for n, row in enumerate(index.rows)

@@ -33,7 +33,6 @@ KEYS = ("port", "export", *FILTERS)
 
 
 def main(words: Sequence[str]) -> int:
-    """Run view.py with these arguments, and return the exit status."""
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
         console.print(USAGE.replace("python view.py", start_command("view")), markup=False)
@@ -128,7 +127,5 @@ def _serve(
         app, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
     console.print(address, markup=False)
-    console.print(
-        "Ctrl-C stops the server. The page shows new rollouts as they are written.", style="dim"
-    )
+    console.print("Ctrl-C stops the server. New rollouts appear on the page.", style="dim")
     uvicorn.Server(config).run(sockets=[listener])

@@ -25,13 +25,11 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
-    """Return the exported file as HTML. It shows `note`, which describes the chosen rollouts.
+    """Return the exported file as HTML. `note` describes the chosen rollouts, or is empty.
 
     `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
-    Groups are exported whole, so that every rollout can be compared with its group.
-
-    Raises:
-        ValueError: there are no rollouts, or too many rollouts for one file.
+    Groups are exported whole, so that every rollout can be compared with its group. Raise
+    ValueError if there are no rollouts, or too many for one file.
     """
     numbers = []
     for index, _, wanted in chosen:
@@ -91,7 +89,6 @@ def _group_of(row: Row) -> tuple[str, int, int]:
 
 
 def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, Any]:
-    """Return all data that the exported page shows of one run. Rollouts are numbered from 0."""
     table = answers.table(index)
     table["columns"] = {
         column: [values[n] for n in numbers] for column, values in table["columns"].items()

@@ -55,7 +55,6 @@ class RunIndex:
         return self._gradient_sums.get(row.step, {}).get(row.id) if is_trained else None
 
     def refresh(self) -> None:
-        """Read the files that are new or have changed."""
         with self.lock:
             try:
                 self._refresh_rollouts()
@@ -88,7 +87,6 @@ class RunIndex:
         self.files[file.path] = file
 
     def _refresh_records(self) -> None:
-        """Sum the gradients of each rollout over all ranks, for steps with changed files."""
         files = {}
         for path in sorted(self.run_folder.tokens.glob("step_[0-9]*.trainer.rank*.parquet")):
             with suppress(FileNotFoundError):
@@ -123,11 +121,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| that gets the full colour.
-
-    `paths` are the token files of one step. If the step trained on no rollout, they have no
-    gradient column.
-    """
+    """Return the sum of |gradient| by rollout id, and the |gradient| that gets the full colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

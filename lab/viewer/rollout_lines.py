@@ -1,7 +1,4 @@
-"""Convert lines of rollout files to rows of the index.
-
-line of a file -> RolloutLine -> Row, with numbers to filter by and text to search
-"""
+"""Convert lines of rollout files to rows of the index."""
 
 import json
 import re
@@ -22,8 +19,6 @@ _EXACT_BITS = 53  # JavaScript rounds integers with more bits
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A rollout file with its size and modification time."""
-
     path: Path
     source: str  # "training" or "evaluation"
     step: int  # training step, or evaluated policy version

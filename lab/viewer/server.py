@@ -1,9 +1,7 @@
 """Serve the viewer's page on the loopback interface, under a secret key in the address.
 
-/<key>/ is the page, and /<key>/export returns one HTML file. runs, table, rollouts, tokens and
-search return JSON. Every user of this machine can reach the port, so every path begins with the
-key. The content security policy forbids requests to other hosts, and scripts of other origins or
-inside the HTML.
+Every user of this machine can reach the port, so every path begins with the key. The content
+security policy forbids requests to other hosts, and scripts of other origins or inside the HTML.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,15 +33,11 @@ _WRONG_KEY = "This is not the address that view.py printed: its key is missing o
 
 
 class _Selection(msgspec.Struct):
-    """The body of an export request: a run and the row numbers of its rollouts."""
-
     run: int
     n: list[int]
 
 
 def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> Starlette:
-    """Return the web application that serves these runs under their names."""
-
     def table(index: RunIndex, query: Any) -> Any:
         index.refresh()
         return answers.table(index, int(query["start"]), int(query["generation"]))
@@ -58,8 +52,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     }
 
     def endpoint_of(answer: Callable[[RunIndex, Any], Any]) -> Callable[[Request], Response]:
-        """Return an endpoint that sends the result of `answer`. Endpoints run in threads."""
-
         def endpoint(request: Request) -> Response:
             query = request.query_params
             try:
@@ -74,7 +66,6 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         try:
             wanted = msgspec.json.decode(await request.body(), type=_Selection)
             chosen = (indexes[wanted.run], names[wanted.run], wanted.n)
-            # Build the page in a thread, so that other requests do not wait.
             text = await run_in_threadpool(page, [chosen])
         except (ValueError, IndexError, OSError) as error:
             return PlainTextResponse(str(error), status_code=400)
@@ -99,7 +90,6 @@ def _json(answer: object) -> Response:
 
 
 async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    """Add the security headers to the response of a request."""
     response = await answer(request)
     response.headers.update(_HEADERS)
     return response

@@ -63,7 +63,6 @@ def _row(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the columns of a row: one value per token, None where a column has no value."""
     given, trained = recorded.sampled, recorded.trained
     ids, mask = given["token_ids"].tolist(), given["mask"]
     metrics = {n.removeprefix(_METRIC): x for n, x in trained.items() if n.startswith(_METRIC)}
@@ -150,7 +149,6 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 
 def tokenizer_of(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
-    """Return the tokenizer of a run, or None and the reason."""
     with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
         path = run_folder.model() / "tokenizer.json"
         if path.is_file():
