@@ -66,7 +66,6 @@ class Agent(Composed):
         self._url: asyncio.Future[str] | None = None
 
     def check_machine(self) -> None:
-        """Raise ValueError if the command does not exist."""
         if shutil.which(name := self._command[0]) is None:
             raise ValueError(f"command: there is no program {name!r}: install it or correct it")
 
@@ -109,12 +108,10 @@ class Agent(Composed):
             )
 
     def close(self, episode: Episode) -> None:
-        """Delete the agent's folder, and close the objects of this episode."""
         super().close(episode)
         shutil.rmtree(episode.memory.get("folder", ""), ignore_errors=True)
 
     async def _endpoint_url(self) -> str:
-        """Return the URL of the endpoint. The first call starts it."""
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)

@@ -65,7 +65,6 @@ class AlphabetSort(Environment):
         check_weights(self.reward_weights, REWARDS)
 
     def _num_names(self, turns: int) -> int:
-        """Return the number of names in the list after `turns` turns."""
         return self.num_names + (turns - 1) * self.names_per_turn
 
     def examples(self, split: Split) -> list[Example]:
@@ -123,14 +122,12 @@ class AlphabetSort(Environment):
         return {str(names) for names in self._eval_lists}
 
     def _draw_train(self, rng: Random) -> Names:
-        """Return the names of a random episode that is not in the eval split."""
         while True:
             names = self._draw(rng)
             if str(names) not in self._held_out:
                 return names
 
     def _draw(self, rng: Random) -> Names:
-        """Return distinct random names, one list per turn of an episode."""
         count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a set of names that keeps their order
         while len(drawn) < count:
@@ -146,5 +143,4 @@ def _question(names: Names, turn: int) -> Message:
 
 
 def _answers(names: Names) -> Names:
-    """Return the correct answer of each turn, which is the whole sorted list."""
     return [sorted(chain(*names[: turn + 1])) for turn in range(len(names))]

@@ -91,7 +91,6 @@ class Arithmetic(Environment):
         return list(islice(cycle(distinct), self.num_train))
 
     def _question(self, number: int) -> tuple[Message, str]:
-        """Return the prompt and the answer of the question with index `number`."""
         number, b = divmod(number, self.max_operand + 1)
         which, a = divmod(number, self.max_operand + 1)
         sign = self.operators[which]

@@ -43,7 +43,6 @@ class Objects:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
@@ -152,7 +151,6 @@ class Binder:
 
 @contextmanager
 def _wrap_errors(what: str, function: Function) -> Iterator[None]:
-    """Convert exceptions of the block, except ToolError, to UserCodeError."""
     try:
         yield
     except ToolError:

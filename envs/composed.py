@@ -87,11 +87,9 @@ class Composed(Environment):
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Compute the rewards one after the other. Return them by name."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
-        """Close the objects that belong to this episode."""
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
@@ -141,7 +139,6 @@ def _rewards(
 
 
 def _check_names(sets: Mapping[str, Toolset]) -> None:
-    """Raise ValueError if two objects or two bindings have the same name."""
     origins: dict[tuple[str, str], str] = {}
     for origin, toolset in sets.items():
         for kind, names in (

@@ -126,7 +126,6 @@ class JsonLines(Dataset):
 
     @property
     def _paths(self) -> dict[str, Path]:
-        """The file, or the file pattern, of each split."""
         paths = {TRAIN: self.path, EVAL: self.eval_path}
         return {split: Path(path).expanduser() for split, path in paths.items() if path is not None}
 

@@ -48,7 +48,6 @@ class HttpError(Exception):
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
-        """Return the message, with the number of attempts if there were several."""
         times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
         return f"{self.args[0]}{times}"
 
@@ -148,16 +147,12 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return the seconds before a retry: the server's Retry-After, else a random wait.
-
-        The wait is random, so that requests that failed together are not retried together.
-        """
+        """Return Retry-After, else a random wait, because requests that failed together would collide."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of a text in one line, without control characters."""
     printable = "".join(c if c.isprintable() else " " for c in text[:1000])
     return " ".join(printable.split())[:200]

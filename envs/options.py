@@ -36,10 +36,7 @@ def check_range(**bounds: int) -> None:
 
 
 def read_system_prompt(given: str) -> str:
-    """Return the stripped content of a .txt or .md file, or `given` itself if it is no such path.
-
-    Raise ValueError if the file cannot be read.
-    """
+    """Return `given`, or the text of the .txt or .md file that it names, without outer spaces."""
     if "\n" in given or not given.endswith((".txt", ".md")):
         return given.strip()
     try:

@@ -76,7 +76,6 @@ def completion(spoken: PolicyTurn) -> dict[str, Any]:
 
 
 def _stream_chunks(spoken: PolicyTurn) -> bytes:
-    """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
     delta = to_api_format(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index

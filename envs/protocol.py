@@ -200,7 +200,6 @@ class Environment:
 
     @property
     def scores_groups(self) -> bool:
-        """Whether the environment has its own `score_group`."""
         return type(self).score_group is not Environment.score_group
 
     def close(self, episode: Episode) -> None:
@@ -258,12 +257,10 @@ class Environment:
 
     @property
     def is_multi_turn(self) -> bool:
-        """Whether episodes may have several turns."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
     def toolbox(self) -> Toolbox:
-        """The toolbox that answers tool calls, created at the first access."""
         return Toolbox(self.tools, self.tool_timeout)
 
     @property

@@ -147,7 +147,6 @@ class Toolbox:
     """The tools of one environment. `specs` has one schema per function, in their order."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
-        """Create the tools. A call that takes longer than `timeout` seconds is an error."""
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
             raise ValueError(f"rename one of these tools: {[f.__name__ for f in functions]}")

@@ -67,7 +67,6 @@ class Maths(Environment):
             yield [self._prompt(question), *turns]
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return the worked solution as one turn; [] if the question has none."""
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 

@@ -112,7 +112,6 @@ class Grader:
         self._free = asyncio.Semaphore(workers)
 
     def check_machine(self) -> None:
-        """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
@@ -137,6 +136,5 @@ class Grader:
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:
-        """Kill the processes of all sandboxes."""
         for sandbox in self._idle:
             sandbox.close()

@@ -213,7 +213,6 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        """Return the answer. Raise _InvalidAnswer if it has another ticket or is too long."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
         # An escaped surrogate has 6 bytes, every other character at most 4. 100 characters are for
         # the note about left-out text.

@@ -12,8 +12,6 @@ from envs.protocol import Speak
 
 @dataclass(frozen=True)
 class Row:
-    """One example of a `verifiers` environment."""
-
     messages: list[Message]  # opening messages of the conversation
     data: Any  # row or task object of the library
 

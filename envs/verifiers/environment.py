@@ -48,7 +48,6 @@ class Verifiers(Environment):
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
     ) -> None:
-        """Set `system_prompt`, which replaces the library's system prompt."""
         super().configure(system_prompt=system_prompt)
 
     def examples(self, split: Split) -> list[Example]:
@@ -60,7 +59,6 @@ class Verifiers(Environment):
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the library play and score the episode."""
         row = self._rows[episode.example.info["split"]][episode.example.id]
         outcome = await self._adapter.play(row, speak)
         episode.memory["outcome"] = outcome

@@ -77,7 +77,6 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
 
 
 def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
-    """Return a table row for a country or element that does not exist."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
         if column in row:

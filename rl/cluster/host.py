@@ -72,5 +72,4 @@ class Hosts:
     ranks: Sequence[Host]  # the host of each rank; ranks of one host are consecutive
 
     def local_rank(self, rank: int) -> int:
-        """Return the index of a rank among the ranks on its host."""
         return self.ranks[:rank].count(self.ranks[rank])

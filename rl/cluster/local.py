@@ -22,18 +22,15 @@ class LocalHost:
         self.children: list[Child] = []  # in the order of the starts
 
     def start(self, start: Start) -> Child:
-        """Start a child process. `LocalHost.end` ends it."""
         child = Child(**vars(start), reaper=self._reaper)
         self.children.append(child)
         child.start()
         return child
 
     def free_port(self) -> int:
-        """Return a TCP port that is free at the time of the call."""
         return free_port(self.address)
 
     def end(self) -> None:
-        """End all started processes in parallel."""
         end_together(self.children)
         for child in self.children:
             child.end()

@@ -27,23 +27,19 @@ class RayProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status that the node last reported; None while the process runs."""
         self._host.update_returncodes()
         if self._host.lost:
             return _LOST
         return self._host.returncodes.get(self._number)
 
     def tail(self) -> str:
-        """Return the last lines of the log, and the error if the host is lost."""
         end = last_lines(self.log)
         return f"{end}\n{self._host.lost}" if self._host.lost else end
 
     def kill(self) -> None:
-        """End the process and all its children."""
         self._host.call("kill", self._number)
 
     def end(self) -> None:
-        """End the process and all its children. Safe to call twice."""
         with suppress(HostLost):
             self.kill()
 
@@ -68,12 +64,10 @@ class RayHost:
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
 
     def start(self, start: Start) -> RayProcess:
-        """Start a process on the node. Raise HostLost if the node is lost."""
         number = self.call("start", replace(start, log=start.log.absolute()))
         return RayProcess(self, number, start.name, start.log)
 
     def free_port(self) -> int:
-        """Return a TCP port that is free at the time of the call."""
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:

@@ -18,8 +18,6 @@ class BadResult(ValueError):
 
 
 class Report:
-    """The problems found in the dry call of one configuration."""
-
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.metric_names: set[str] = set()  # names of the metrics that components returned

@@ -44,7 +44,6 @@ class RecordingTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function on plain tensors, and record the fields that it uses."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
@@ -198,7 +197,6 @@ def check_metrics(report: Report, metrics: Any) -> None:
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise BadResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
         raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 

@@ -54,7 +54,6 @@ def _die_with_parent(parent: int) -> None:
 
 
 def group_alive(group: int) -> bool:
-    """Return whether the group contains a process that is not a zombie."""
     # killpg(group, 0) also counts zombies, which a container may never collect.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
@@ -125,7 +124,6 @@ class Reaper:
         self._send(f"-{group}")
 
     def ensure_alive(self) -> None:
-        """Start a new reaper if the current one was killed."""
         if self._process is not None and self._process.poll() is not None:
             self._start()
 
@@ -161,7 +159,6 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process and append its output to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             stdin, output = (None, None) if self._in_terminal else (subprocess.DEVNULL, log)
@@ -178,16 +175,13 @@ class Child:
 
     @property
     def group(self) -> int | None:
-        """The process group id; None before the start and after the end."""
         return None if self._process is None else self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit status: None while the process runs, negative if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
         return last_lines(self.log)
 
     def kill(self) -> None:
@@ -212,7 +206,6 @@ class Child:
         self.end()
 
     def kill_leader(self) -> None:
-        """Kill only the started process, not its descendants."""
         if self._process is not None:
             self._process.kill()
 

@@ -18,8 +18,6 @@ _MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The resources of one machine."""
-
     devices: tuple[str, ...] = ()  # names of GPUs, as in CUDA_VISIBLE_DEVICES
     cores: int = 2  # number of physical cores that this process may use
     cpus: int = 2  # number of logical CPUs that this process may use
@@ -41,7 +39,6 @@ class Gpu:
 
 
 def this_host() -> Host:
-    """Return the resources of this machine."""
     cpus, num_threads = visible_cores(), os.environ.get("OMP_NUM_THREADS", "")
     gpus, (memory, free) = visible_gpus(), _memory()
     return Host(
@@ -102,7 +99,6 @@ def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests 
 
 
 def _nvidia_smi(*arguments: str) -> list[str]:
-    """Return the lines that nvidia-smi prints, [] if it is missing or fails."""
     command = ["nvidia-smi", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -170,6 +166,5 @@ def raise_file_limit() -> int:
 
 
 def file_limit() -> int:
-    """Return this process's limit of open files, at most _MOST_FILES."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, _MOST_FILES)

@@ -26,7 +26,6 @@ class Endpoint:
     pid: int = 0  # process id of the server, or of the process that started the server
 
     def write(self, run_folder: RunFolder, process: str) -> None:
-        """Write the endpoint file, which the other processes read."""
         path = run_folder.endpoint_of(process)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"address": str(self.address), "incarnation": self.incarnation}

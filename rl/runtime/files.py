@@ -80,8 +80,6 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """A reader that returns the new complete lines of a growing file."""
-
     def __init__(self, path: Path) -> None:
         """Read nothing yet. A path that is not a regular file counts as an empty file."""
         self._path = path

@@ -24,8 +24,6 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of the files in a run folder."""
-
     path: Path
 
     lock = Inside("lock")  # the supervisor locks this file during the run; contains its process id
@@ -59,7 +57,6 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The name of the run."""
         return self.path.name
 
     @property
@@ -77,7 +74,6 @@ class RunFolder:
 
     @property
     def private(self) -> PrivateFolder:
-        """The folder with sockets, keys and temporary files."""
         return PrivateFolder(self.path / "sockets")
 
     def log_of(self, process: str) -> Path:
@@ -85,19 +81,15 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     def endpoint_of(self, process: str) -> Path:
-        """Return the file with the address of a server (see endpoint.py)."""
         return self.endpoints / f"{process}.json"
 
     def restart_request_of(self, process: str) -> Path:
-        """Return the file that requests a restart of a process (see endpoint.py)."""
         return self.endpoints / f"{process}.restart"
 
     def rollouts_of(self, step: int) -> Path:
-        """Return the file with the rollouts of a step, one JSON object per line."""
         return _with_parent(self.rollouts / f"step_{step:06d}.jsonl")
 
     def evaluation_of(self, version: int) -> Path:
-        """Return the file with the evaluation of a policy version, one JSON object per line."""
         return _with_parent(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
@@ -105,7 +97,6 @@ class RunFolder:
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
     def profile_of(self, rank: int) -> Path:
-        """Return the trace of a rank, which chrome://tracing and ui.perfetto.dev can open."""
         return self.profile / f"rank{rank}.json.gz"
 
     def clear_processes(self) -> None:
@@ -149,7 +140,6 @@ class RunFolder:
         return lines
 
     def set_model(self, folder: Path, fingerprint: str = "") -> None:
-        """Record the local folder and the fingerprint of the initial model."""
         write_atomically(self._model, f"{folder}\n{fingerprint}\n")
 
     def checkpoint(self, step: int) -> Path:
@@ -187,7 +177,6 @@ class RunFolder:
         return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
 
     def num_saved_steps(self) -> int:
-        """Return the step of the newest complete checkpoint, 0 if there is none."""
         complete = self.complete_checkpoints()
         return step_of(complete[-1]) if complete else 0
 
@@ -206,11 +195,7 @@ def _with_parent(path: Path) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl.
-
-    Raises:
-        ValueError: the name contains no number.
-    """
+    """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl."""
     number = _NUMBERED.match(path.name)
     if not number:
         raise ValueError(f"the name of {path} has no number of a step or version")

@@ -28,8 +28,6 @@ class FolderUnusable(RuntimeError):
 
 
 class FolderInUse(FolderUnusable):
-    """The error raised if another process is using the run folder."""
-
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
         super().__init__(
             f"{run_folder} is used by process {pid}: wait until it ends, stop it with kill {pid}, "

@@ -30,8 +30,6 @@ Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; values are numbers
 
 
 class MetricsFile:
-    """The metrics.jsonl of a run, open for appending."""
-
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,18 +65,14 @@ class MetricsFile:
         self._file = self.path.open("a")
 
     def close(self) -> None:
-        """Close the file. A later `append` raises an error."""
         self._file.close()
 
 
 class MetricsTail:
-    """A reader that returns the new lines of a growing metrics.jsonl."""
-
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
     def read(self) -> list[Row]:
-        """Return the valid lines added since the last call."""
         return [row for line in self._tail.read() if (row := _parse_line(line)) is not None]
 
 
@@ -88,7 +82,6 @@ def read_metrics(run_folder: RunFolder) -> list[Row]:
 
 
 def _parse_line(line: bytes) -> Row | None:
-    """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

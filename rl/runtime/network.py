@@ -28,11 +28,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an address of the form unix:/path or tcp://host:port.
-
-        Raises:
-            ValueError: the text is not an address.
-        """
+        """Parse unix:/path or tcp://host:port. Raise ValueError if the text is not an address."""
         kind, _, rest = text.partition(":")
         if kind == "unix" and Path(rest).is_absolute():
             return cls(path=Path(rest))
@@ -81,11 +77,7 @@ def bind_collectives(interface: str | None) -> None:
 
 
 def own_address(interface: str | None = None) -> str:
-    """Return this host's IPv4 address on an interface; None means the default route's interface.
-
-    Raises:
-        RunFailed: the interface has no address; the message is for the user.
-    """
+    """Return this host's IPv4 address on an interface, by default that of the default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             if interface is None:

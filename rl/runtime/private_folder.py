@@ -60,7 +60,6 @@ class PrivateFolder:
             remove(target)
 
     def _prefix(self) -> str:
-        """Return the beginning of the temporary folder's name, with a hash of this run's path."""
         place = os.fsencode(self.path.parent.resolve() / self.path.name)
         return f"{_TEMPORARY}{sha256(place).hexdigest()[:8]}-"
 

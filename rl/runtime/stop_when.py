@@ -13,8 +13,6 @@ _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operato
 
 @dataclass(frozen=True)
 class StopWhen:
-    """A condition on one metric of a step."""
-
     metric: str
     sign: str
     limit: float

@@ -43,8 +43,6 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The paths of the files in a sweep's folder."""
-
     path: Path
 
     info = Inside("sweep.json")
@@ -54,7 +52,6 @@ class SweepFolder:
         return str(self.path)
 
     def log_of(self, number: int) -> Path:
-        """Return the log file of a job."""
         return self.path / "logs" / f"{number:05d}.log"
 
     def read_info(self) -> dict[str, Any]:
@@ -65,7 +62,6 @@ class SweepFolder:
         return {}
 
     def write_info(self, info: Mapping[str, Any]) -> None:
-        """Write sweep.json."""
         _write(self.info, info)
 
     def records(self) -> dict[int, JobRecord]:
@@ -110,7 +106,6 @@ class SweepFolder:
         raise AssertionError("the loop over count() does not end")
 
     def write(self, number: int, record: JobRecord) -> None:
-        """Write the record of a job."""
         _write(self._path_of(number), asdict(record))
 
     def _path_of(self, number: int) -> Path:

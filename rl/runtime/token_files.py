@@ -89,7 +89,6 @@ class RecordedRow:
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of the rollouts process and of the trainer."""
         return self.sampled | self.trained
 
 

@@ -48,14 +48,11 @@ class WatchedReplica:
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     def died_often(self, times: int) -> bool:
-        """Return whether the server ended `times` times within 10 steps."""
         deaths = list(self.death_steps)[-times:]
         return len(deaths) == times and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
-    """Starts, checks and restarts the vLLM servers of one run."""
-
     def __init__(
         self,
         replicas: list[Replica],

@@ -29,8 +29,6 @@ from rl.runtime.devices import Host, this_host
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run with all derived values, and the plan of its processes."""
-
     run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
     plan: Plan  # devices and threads of each process
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
@@ -57,15 +55,7 @@ class Resolved:
 
 
 def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -> Resolved:
-    """Return the run that a composed configuration describes, with the devices of its processes.
-
-    Args:
-        config: the composed configuration.
-        machines: machines on which the run will start; None: this machine.
-
-    Raises:
-        ConfigError: the configuration is wrong, or the processes need more devices than there are.
-    """
+    """Return the run that `config` describes, with devices of `machines` (None: this machine)."""
     check(config)
     with as_config_error():
         return assign_devices(Run.of(split_schedules(config)), machines)

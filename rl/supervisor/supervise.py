@@ -132,7 +132,6 @@ def _is_complete(run: Run, run_folder: RunFolder) -> bool:
 
 
 def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
-    """Print the summary of a run that is already complete, and return its mean reward."""
     # Delete sockets and keys that remain if the run was killed after its last step.
     with locked(run_folder):
         run_folder.private.clear()
@@ -197,7 +196,6 @@ class _Launch:
     dry_call: DryCall
 
     def prepare_model(self, run: Run, compose: Compose) -> Path:
-        """Return the folder of the base model. Do its warm start first if it is not cached."""
         with as_config_error():
             if checkpoint := initial_checkpoint(vars(run)):
                 check_trainable(model := RunFolder.export_of(checkpoint))
@@ -269,7 +267,6 @@ class _Launch:
                     stop.waits = False
 
     def _record_dry_call(self, run: Run) -> None:
-        """Wait for the dry call, write its results, and copy the source files that it imported."""
         self.dry_call.with_facts(run).save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())
 

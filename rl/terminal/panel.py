@@ -74,7 +74,6 @@ class RunView:
             self.rewards[step] = row["train/reward"]
 
     def times(self, now: float) -> str:
-        """Return the elapsed and the estimated remaining time as text."""
         return elapsed_and_left(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
