@@ -37,7 +37,7 @@ _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain 
 class Agent(Composed):
     """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
 
-    `episode.memory` has for rewards: `folder` (the Path in which the agent worked), `status` (its
+    For rewards, `episode.memory` has `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
     """
 
@@ -51,15 +51,13 @@ class Agent(Composed):
         max_requests: int,
         system_prompt: str | None = None,
     ) -> None:
-        """Set the options of the agent. Raise ValueError if one is invalid."""
         super().configure(system_prompt=system_prompt)
         check_at_least(1, max_requests=max_requests)
         if self.tools:
             raise ValueError("tools: the agent has its own tools: remove them")
         if not any(_PROMPT in argument for argument in command):
             raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
-        # Make paths absolute, because each episode has its own working folder. Path.is_file would
-        # raise for a long text.
+        # Make paths absolute, because each episode has its own working folder.
         self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
         self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()

@@ -79,7 +79,6 @@ class AlphabetSort(Environment):
         episode: Episode,
         message: Message,  # noqa: ARG002 (the next names do not depend on the answer)
     ) -> list[Message] | None:
-        """Return the message with the names for the next turn; None after the last turn."""
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
@@ -100,7 +99,6 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations with correct answers, without end. Their lists are not in eval."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))

@@ -70,7 +70,6 @@ class Arithmetic(Environment):
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield answered questions, without end, that are not in the eval split."""
         held_out = set(self._eval_numbers)
         while True:
             number = rng.randrange(self._num_questions)

@@ -135,8 +135,8 @@ class Binder:
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} has the parameter {parameter!r}, which is neither `episode` "
-                    f"nor an object ({', '.join(self._objects.names) or 'none'}): add it to "
-                    "shared, or put it after a * in the signature and set it in YAML"
+                    f"nor the name of an object ({', '.join(self._objects.names) or 'none'}): add "
+                    "one to shared, or put the parameter after a * and set it in YAML"
                 )
 
         async def reward(episode: Episode) -> Any:

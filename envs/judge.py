@@ -35,7 +35,7 @@ class JudgeError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(ChatEndpoint):
-    """A language model as a reward of `Composed`; conf/env/wiki-search-judged.yaml has its options."""
+    """A reward that a language model gives. conf/env/wiki-search-judged.yaml has its options."""
 
     option: ClassVar[str] = "judge.url"
     raises: ClassVar[type[Exception]] = JudgeError

@@ -104,7 +104,6 @@ class Mixture(Environment):
         return [example for pool in self.pools(split) for example in pool.examples]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield demonstrations, without end, of environments that are drawn by weight."""
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:
             (name,) = rng.choices(list(self._weights), list(self._weights.values()))

@@ -80,8 +80,8 @@ def parse_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     if "stop" in limits:
         limits["stop"] = parse_stops(limits["stop"], f"{key}.stop")
     for name, kind, expected in (
-        ("max_tokens", int, "a whole number, at least 1"),
-        ("rollout_timeout", (int, float), "a number above 0"),
+        ("max_tokens", int, "set a whole number, at least 1"),
+        ("rollout_timeout", (int, float), "set a number above 0"),
     ):
         value = limits.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:

@@ -22,7 +22,6 @@ from envs.protocol import ContextFull, PolicyTurn
 MODEL = "policy"
 SESSION = "X-Session-ID"
 GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, tools) -> turn
-_MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 
 @dataclass
@@ -34,7 +33,7 @@ class PolicyEndpoint:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Start the server and yield its base URL."""
-        app = web.Application(client_max_size=_MAX_REQUEST)
+        app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer)
         # With handler_cancellation, vLLM ends its work if the client disconnects after a timeout.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)

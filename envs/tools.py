@@ -54,12 +54,7 @@ class ToolError(Exception):
 
 
 class Tool:
-    """A function that the policy can call.
-
-    Attributes:
-        name: name of the function.
-        spec: `name`, `description` and `parameters` (a JSON schema) in the form of chat templates.
-    """
+    """A function that the policy can call. `spec` describes the function for chat templates."""
 
     def __init__(self, function: Function) -> None:
         """Build the schema. Raise ValueError if a parameter has no type or no JSON type."""

@@ -72,5 +72,4 @@ class Calculations(GeneratedQuestions):
         self._kinds, self._num_digits = tuple(kinds), digits
 
     def draw(self, rng: Random) -> Question:
-        """Return one question with its Python code, but without a worked solution."""
         return KINDS[rng.choice(self._kinds)](rng, self._num_digits)

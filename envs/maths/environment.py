@@ -56,7 +56,6 @@ class Maths(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of training questions with the expert's turns."""
         for question in self.questions.sample_questions(rng):
             turns = self._expert(question)
             if not turns:

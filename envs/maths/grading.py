@@ -132,7 +132,6 @@ class Grader:
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, means that the comparison failed: return None.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:

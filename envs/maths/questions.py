@@ -51,7 +51,6 @@ class GeneratedQuestions(Questions):
         self._num_train, self._num_eval = num_train, num_eval
 
     def draw(self, rng: Random) -> Question:
-        """Return one random question."""
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:

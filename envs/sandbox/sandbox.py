@@ -217,7 +217,7 @@ class Sandbox:
         # An escaped surrogate has 6 bytes, every other character at most 4. 100 characters are for
         # the note about left-out text.
         if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
-            raise _InvalidAnswer("answered in the interpreter's place")
+            raise _InvalidAnswer("forged the interpreter's answer")
         return (await self._read(length)).decode(errors="replace")
 
     async def _read(self, count: int) -> bytes:

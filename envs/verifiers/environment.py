@@ -103,10 +103,7 @@ def module_of(env_id: str) -> str:
 
 
 def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
-    """Load an environment with the installed version of the library.
-
-    Raise ValueError if the library or the package is missing, or they do not fit together.
-    """
+    """Load an environment. Raise ValueError if no suitable library or package is installed."""
     if find_spec("verifiers") is None:
         raise ValueError(
             f"env.id={env_id} needs the library verifiers, which is not installed: run "
@@ -125,7 +122,8 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"
         raise ValueError(
             f"env.id={env_id} is written for the {written_for}, but verifiers "
-            f"{version('verifiers')} is installed: install that version of verifiers"
+            f"{version('verifiers')} is installed: run `make verifiers`, then set "
+            f"PYTHONPATH=.venv/verifiers-{'v1' if classic else 'classic'} before the command"
         )
     if classic:
         from envs.verifiers.classic import ClassicAdapter

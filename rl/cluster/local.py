@@ -12,8 +12,6 @@ from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The Host that starts child processes on this machine."""
-
     lost: HostLost | None = None
 
     def __init__(self, reaper: Reaper, address: str = "127.0.0.1") -> None:

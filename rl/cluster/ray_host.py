@@ -13,7 +13,6 @@ from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
 
 _LOST = -signal.SIGKILL  # the exit status of every process on a lost host
-_END_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 60.0
 
 
@@ -106,6 +105,6 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     """End all processes of all hosts in parallel, then end the RayNodes."""
     ended = [host.node.end.remote() for host in hosts if not host.lost]
     if ended:
-        ray.wait(ended, num_returns=len(ended), timeout=_END_TIMEOUT_S)
+        ray.wait(ended, num_returns=len(ended), timeout=10.0)
     for host in hosts:
         ray.kill(host.node)

@@ -29,10 +29,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or "".
-
-        `digest` is the SHA-256 hash of `marker`, a file of the run, as the supervisor reads it.
-        """
+        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -93,7 +93,7 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the imported source files, except library files. Raise ConfigError as `learned` does."""
+        """Return the imported source files without libraries. Raise ConfigError like `learned`."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
 

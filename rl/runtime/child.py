@@ -114,7 +114,6 @@ class Reaper:
             self._process.stdin.write(f"{line}\n".encode())
 
     def watch(self, group: int) -> None:
-        """Register a process group, which the reaper ends if the supervisor dies."""
         self._groups.add(group)
         self._send(f"+{group}")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_MIB = 1 << 20
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # A line of `nvidia-smi -L` for a partition (MIG): its memory in GB, and its name for CUDA.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
@@ -87,7 +86,7 @@ def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests 
     if any(len(row) != 5 for row in rows):
         return ()
     gpus = [
-        Gpu(index, uuid, int(mib) * _MIB if mib.isdigit() else None, driver)
+        Gpu(index, uuid, int(mib) << 20 if mib.isdigit() else None, driver)
         for index, uuid, mib, driver, _ in rows
     ]
     if not any(row[4] == "Enabled" for row in rows):

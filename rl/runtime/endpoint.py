@@ -14,7 +14,7 @@ from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # set for ranks that load the model after vLLM has started
+WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # if set, a rank waits for vLLM before it loads the model
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Return a folder that only the user can enter, created if it does not exist.
-
-    Raises:
-        PermissionError: another user created the path first, and could change the files in it.
-    """
+    """Create a folder that only the user can enter. Raise PermissionError if another user did."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -61,10 +61,7 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations.
-
-        A run that was stopped during its warm start has written none of them.
-        """
+        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
         kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
@@ -162,10 +159,7 @@ class RunFolder:
         return [export for export in exports if export.is_dir()]
 
     def has_results(self) -> bool:
-        """Return whether a run has left metrics, a checkpoint, an evaluation or a prompt search.
-
-        The files that a failed start leaves are not results, so another start may replace them.
-        """
+        """Return whether a run has left results, not only the files of a failed start."""
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
         was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes this file
         was_searched = self.evaluated.is_file()  # optimize_prompt.py writes this file

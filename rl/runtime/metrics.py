@@ -105,7 +105,6 @@ def column(rows: list[Row], name: str) -> list[float]:
 
 
 def mean_of(rows: list[Row], name: str) -> float | None:
-    """Return the mean of one metric over all lines that have it, None if no line has it."""
     values = column(rows, name)
     return sum(values) / len(values) if values else None
 
@@ -123,10 +122,7 @@ def total_seconds(rows: list[Row]) -> float:
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """Return the number of optimizer steps that these lines record.
-
-    The line of an evaluation after the last step does not count as a step.
-    """
+    """Return the number of recorded steps. An evaluation after the last step is not a step."""
     if not rows:
         return 0
     only_evaluates = all(name in ("step", "time") or name.startswith("eval/") for name in rows[-1])

@@ -9,7 +9,6 @@ from rl.runtime.files import Inside, own_folder, remove, write_private
 
 _LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
-_TEMPORARY = "offbyone-sockets-"
 
 
 class InsideTarget(Inside):
@@ -61,7 +60,7 @@ class PrivateFolder:
 
     def _prefix(self) -> str:
         place = os.fsencode(self.path.parent.resolve() / self.path.name)
-        return f"{_TEMPORARY}{sha256(place).hexdigest()[:8]}-"
+        return f"offbyone-sockets-{sha256(place).hexdigest()[:8]}-"
 
     def vllm_socket_of(self, process: str) -> Path:
         """Return the socket of a server, such as vllm.sock for the process `inference`."""

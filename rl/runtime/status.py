@@ -25,8 +25,6 @@ PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phas
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """The content of one status file."""
-
     doing: str
     since: float  # unix seconds of the start of the current phase
     pid: int
@@ -61,10 +59,7 @@ class Status:
 
     @contextlib.contextmanager
     def doing(self, doing: str) -> Iterator[None]:
-        """Set a status while the block runs, then restore the previous status and its start time.
-
-        If the block raises, the new status remains, because it shows where the error occurred.
-        """
+        """Set a status while the block runs. Restore the previous one, unless the block raised."""
         before = self._current
         self.set(doing)
         yield

@@ -53,11 +53,7 @@ class StopRequest:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Install the signal handler while the block runs, and yield the handler.
-
-    Raises:
-        Stopped: a signal ended the block immediately.
-    """
+    """Handle signals while the block runs. Raise Stopped if a signal ended the block at once."""
     stop = StopRequest()
     numbers = [
         number

@@ -27,8 +27,6 @@ NOT_STARTED, DID_NOT_END = "not started", "did not end"
 
 @dataclass
 class JobRecord:
-    """The record of one job of a sweep: overrides, state and result."""
-
     overrides: list[str]
     state: str = WAITING
     run_name: str | None = None  # None before the first start of the job

@@ -64,17 +64,7 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Store the arguments. The method `start` starts the servers.
-
-        Args:
-            replicas: the vLLM servers, with their addresses.
-            run_folder: folder of the run.
-            start: function that starts one server.
-            startup_timeout: inference.startup_timeout, in seconds.
-            wait_timeout: trainer.wait_timeout, in seconds.
-            num_steps: function that returns the number of finished steps.
-            why_unusable: function that returns why a server that answers is unusable, else None.
-        """
+        """Start no server yet. `why_unusable` returns None for a server that works."""
         self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout

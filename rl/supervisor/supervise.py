@@ -5,8 +5,7 @@
                                                                           |
     screen <--- status/*.json, metrics.jsonl ---- watch: a process that ends too early ends the run
 
-This module does not import torch. Each process has its own process group and log file. If the
-supervisor dies, the reaper ends the other processes.
+This module does not import torch.
 """
 
 import json
@@ -68,11 +67,7 @@ def supervise(
 ) -> float | None:
     """Supervise a run from start to end. Return the mean reward of its last ten steps, if any.
 
-    Args:
-        config: the composed configuration.
-        overrides: the command-line overrides, as written.
-        command: the command line before its overrides, as written.
-        compose: function that composes another configuration of conf/ without these overrides.
+    `compose` composes another configuration of conf/ without these overrides.
 
     Raises:
         ConfigError: the configuration cannot work. No step was done.
@@ -187,8 +182,6 @@ def _print_repeated_steps(run_folder: RunFolder) -> None:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Starts and watches the processes of a run or of its warm start."""
-
     run_folder: RunFolder
     reaper: Reaper
     stop: StopRequest

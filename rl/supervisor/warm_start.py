@@ -77,7 +77,7 @@ def _file_hash(value: Any) -> str:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the supervised run that makes the base model of `run`. `recipe`: conf/warm_start.yaml."""
+    """Return the run that makes the base model of `run`. `recipe`: conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
     trainer = {**run.trainer.plain(), **changed}  # a short run needs none of them
