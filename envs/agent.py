@@ -35,7 +35,7 @@ _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain 
 
 
 class Agent(Composed):
-    """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
+    """An environment whose episodes a command plays. conf/env/agent.yaml explains the options.
 
     For rewards, `episode.memory` has `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).

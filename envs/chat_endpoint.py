@@ -75,7 +75,7 @@ class ChatEndpoint:
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the completion; None if the conversation is too long. Raise `raises` otherwise."""
+        """Return the completion; None if the conversation is too long."""
         request = {"model": self.model, **body}
         try:
             text = await client.post(f"{self.url.rstrip('/')}/chat/completions", request)

@@ -110,7 +110,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return name -> function and name -> weight. `weights` has those that no entry has."""
+    """Return functions and weights by name. An entry of `given` without a weight uses `weights`."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}

@@ -58,7 +58,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """The error of an invalid answer from the process. Error texts begin with "the code"."""
+    """The error of an invalid answer. Its message completes a sentence: "the code ..."."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -155,7 +155,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return why it failed, in words that follow "the code"."""
+        """Kill the process. Return why the code failed, to complete the sentence "the code ..."."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)

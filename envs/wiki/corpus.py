@@ -103,7 +103,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source and line for error messages, row with our field names) of each row."""
+    """Yield for each row its place, for error messages, and the row with our field names."""
     if source.endswith(".jsonl"):
         lines = read_json_lines(Path(source).expanduser())
         rows = ((f"{source}, line {n}", row) for n, row in lines)

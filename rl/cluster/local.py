@@ -46,7 +46,6 @@ class LocalCluster:
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:
-        """Yield this machine as the host of every process; end all processes after the block."""
         host = LocalHost(reaper)
         try:
             yield Hosts(host, [host] * demand.replicas, [host] * demand.ranks)

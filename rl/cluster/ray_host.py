@@ -17,8 +17,6 @@ _CALL_TIMEOUT_S = 60.0
 
 
 class RayProcess:
-    """A process on a Ray node, controlled through its RayHost."""
-
     group: None = None  # signals cannot be sent to a process group on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:

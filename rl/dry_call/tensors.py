@@ -56,7 +56,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, the tensors with a gradient, and a set for the used fields."""
+    """Return made-up tokens, the tensors with a gradient, and a set that collects used fields."""
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(values: Tensor) -> Tensor:

@@ -184,11 +184,9 @@ class Child:
         return last_lines(self.log)
 
     def kill(self) -> None:
-        """End the whole process group. The exit status remains readable."""
         end_together([self])
 
     def end(self) -> None:
-        """End the whole process group. A second call has no effect."""
         if self._process is None:
             return
         end_together([self])

@@ -40,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Create a folder that only the user can enter. Raise PermissionError if another user did."""
+    """Return a folder of this user alone. Raise PermissionError if another user owns the folder."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -84,9 +84,9 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        PyTorch keeps compiled code in the user's cache, because later runs reuse it. By default it
-        uses /tmp, where another user could write code that this run then executes. Precompiled
-        headers are disabled, because building them takes 5 s in each run.
+        PyTorch keeps compiled code in the user's cache, because later runs reuse the code. Its
+        default is /tmp, where another user could write code that this run then executes.
+        Precompiled headers are disabled, because building them takes 5 s in each run.
         """
         try:
             compiled = own_folder(cache_folder() / "compiled")

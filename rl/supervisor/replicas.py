@@ -168,8 +168,10 @@ class Replicas:
     def _startup_failure(self, one: WatchedReplica) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
         if one.child is not None:
-            return f"did not answer within {limit}: raise inference.startup_timeout if it is slow"
-        return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
+            return f"did not answer within {limit}: raise this limit if vLLM is slow"
+        return (
+            f"did not answer at {one.replica.address} within {limit}: start vLLM (docs/scaling.md)"
+        )
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
