@@ -82,7 +82,6 @@ class Interpreter:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
     last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # keeps only the last frames
     while trace:

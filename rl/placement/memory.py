@@ -171,7 +171,6 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    """Return the bytes of the tensors that autograd keeps for the backward pass."""
     half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {

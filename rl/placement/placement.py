@@ -143,7 +143,6 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the GPUs for training and the GPUs for vLLM, by default half each."""
     train = _find_gpus("trainer", _device_names(run.trainer.devices), known)
     if not run.starts_vllm:
         return (known if train is None else train), []

@@ -70,7 +70,6 @@ def _memory(
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """Parse a file whose lines are `name number` into a dictionary."""
     lines = [line.split() for line in _read(path).splitlines()]
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 

@@ -74,7 +74,6 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
 
 
 def _remove_created(made: list[Path]) -> None:
-    """Delete the first of these new folders with its content, then its parents while empty."""
     if made:
         remove(made[0])
         with suppress(OSError):

@@ -122,7 +122,6 @@ def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[R
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
-    """Read a token file, with lists as arrays; return no lines if the file does not exist."""
     from pyarrow import parquet
 
     try:

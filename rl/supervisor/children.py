@@ -161,7 +161,6 @@ class Children:
             say(STOPPING)
 
     def _first_batch_has_begun(self) -> bool:
-        """Return whether the rollouts process has ever begun a batch."""
         if not self._begun:  # once True, always True, although the status changes
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")

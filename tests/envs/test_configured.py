@@ -132,7 +132,7 @@ def test_an_environment_of_a_mixture_can_have_its_own_limits():
             "x.temperature: one environment may have its own max_tokens, stop, ",
         ),
         ({"max_tokens": 0}, "x.max_tokens=0: set a whole number, at least 1"),
-        ({"max_tokens": 1.5}, "x.max_tokens=1.5: a whole number"),
+        ({"max_tokens": 1.5}, "x.max_tokens=1.5: set a whole number"),
         ({"rollout_timeout": True}, "x.rollout_timeout=True: set a number above 0"),
         ({"stop": "a"}, "x.stop=a is not a list"),
         ({"stop": [""]}, "x.stop contains an empty text"),
