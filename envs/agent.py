@@ -35,9 +35,9 @@ _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain 
 
 
 class Agent(Composed):
-    """An environment whose episodes are played by a command. conf/env/agent.yaml explains it.
+    """An environment whose episodes a command plays. conf/env/agent.yaml explains the options.
 
-    `episode.memory` has for rewards: `folder` (the Path in which the agent worked), `status` (its
+    For rewards, `episode.memory` has `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
     """
 
@@ -51,22 +51,19 @@ class Agent(Composed):
         max_requests: int,
         system_prompt: str | None = None,
     ) -> None:
-        """Set the options of the agent. Raise ValueError if one is invalid."""
         super().configure(system_prompt=system_prompt)
         check_at_least(1, max_requests=max_requests)
         if self.tools:
             raise ValueError("tools: the agent has its own tools: remove them")
         if not any(_PROMPT in argument for argument in command):
             raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
-        # Make paths absolute, because each episode has its own working folder. Path.is_file would
-        # raise for a long text.
+        # Make paths absolute, because each episode has its own working folder.
         self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
         self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()
         self._url: asyncio.Future[str] | None = None
 
     def check_machine(self) -> None:
-        """Raise ValueError if the command does not exist."""
         if shutil.which(name := self._command[0]) is None:
             raise ValueError(f"command: there is no program {name!r}: install it or correct it")
 
@@ -109,12 +106,10 @@ class Agent(Composed):
             )
 
     def close(self, episode: Episode) -> None:
-        """Delete the agent's folder, and close the objects of this episode."""
         super().close(episode)
         shutil.rmtree(episode.memory.get("folder", ""), ignore_errors=True)
 
     async def _endpoint_url(self) -> str:
-        """Return the URL of the endpoint. The first call starts it."""
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)

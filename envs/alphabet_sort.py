@@ -65,7 +65,6 @@ class AlphabetSort(Environment):
         check_weights(self.reward_weights, REWARDS)
 
     def _num_names(self, turns: int) -> int:
-        """Return the number of names in the list after `turns` turns."""
         return self.num_names + (turns - 1) * self.names_per_turn
 
     def examples(self, split: Split) -> list[Example]:
@@ -80,7 +79,6 @@ class AlphabetSort(Environment):
         episode: Episode,
         message: Message,  # noqa: ARG002 (the next names do not depend on the answer)
     ) -> list[Message] | None:
-        """Return the message with the names for the next turn; None after the last turn."""
         names = episode.example.info["names"]
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
@@ -101,7 +99,6 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations with correct answers, without end. Their lists are not in eval."""
         while True:
             names = self._draw_train(rng)
             turns = enumerate(_answers(names))
@@ -123,14 +120,12 @@ class AlphabetSort(Environment):
         return {str(names) for names in self._eval_lists}
 
     def _draw_train(self, rng: Random) -> Names:
-        """Return the names of a random episode that is not in the eval split."""
         while True:
             names = self._draw(rng)
             if str(names) not in self._held_out:
                 return names
 
     def _draw(self, rng: Random) -> Names:
-        """Return distinct random names, one list per turn of an episode."""
         count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a set of names that keeps their order
         while len(drawn) < count:
@@ -146,5 +141,4 @@ def _question(names: Names, turn: int) -> Message:
 
 
 def _answers(names: Names) -> Names:
-    """Return the correct answer of each turn, which is the whole sorted list."""
     return [sorted(chain(*names[: turn + 1])) for turn in range(len(names))]

@@ -70,7 +70,6 @@ class Arithmetic(Environment):
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield answered questions, without end, that are not in the eval split."""
         held_out = set(self._eval_numbers)
         while True:
             number = rng.randrange(self._num_questions)
@@ -91,7 +90,6 @@ class Arithmetic(Environment):
         return list(islice(cycle(distinct), self.num_train))
 
     def _question(self, number: int) -> tuple[Message, str]:
-        """Return the prompt and the answer of the question with index `number`."""
         number, b = divmod(number, self.max_operand + 1)
         which, a = divmod(number, self.max_operand + 1)
         sign = self.operators[which]

@@ -43,7 +43,6 @@ class Objects:
 
     @cached_property
     def shared(self) -> dict[str, Any]:
-        """The shared objects by name, created at the first access."""
         return {
             name: value() if isinstance(value, partial) else value
             for name, value in self._shared.items()
@@ -136,8 +135,8 @@ class Binder:
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} has the parameter {parameter!r}, which is neither `episode` "
-                    f"nor an object ({', '.join(self._objects.names) or 'none'}): add it to "
-                    "shared, or put it after a * in the signature and set it in YAML"
+                    f"nor the name of an object ({', '.join(self._objects.names) or 'none'}): add "
+                    "one to shared, or put the parameter after a * and set it in YAML"
                 )
 
         async def reward(episode: Episode) -> Any:
@@ -152,7 +151,6 @@ class Binder:
 
 @contextmanager
 def _wrap_errors(what: str, function: Function) -> Iterator[None]:
-    """Convert exceptions of the block, except ToolError, to UserCodeError."""
     try:
         yield
     except ToolError:

@@ -1,7 +1,4 @@
-"""Sends requests to /chat/completions of any OpenAI-compatible server.
-
-client=messages, the reflection model and the judge use this module.
-"""
+"""Sends requests to /chat/completions of any OpenAI-compatible server."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -10,8 +7,6 @@ import msgspec
 
 from envs.http_client import HttpClient, HttpError
 from envs.messages import parse_json
-
-_LARGEST_ANSWER_MIB = 32
 
 
 class _AnswerMessage(msgspec.Struct):
@@ -62,7 +57,7 @@ class ChatEndpoint:
             timeout=timeout,
             max_retries=self.max_retries,
             max_concurrent=max_concurrent,
-            max_mib=_LARGEST_ANSWER_MIB,
+            max_mib=32,
             api_key_variable=self.api_key_variable,
             retry_wait=retry_wait,
         )
@@ -80,10 +75,7 @@ class ChatEndpoint:
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the completion; None if the server says that the conversation is too long.
-
-        Raise `raises` if the request fails or the answer is malformed.
-        """
+        """Return the completion; None if the conversation is too long."""
         request = {"model": self.model, **body}
         try:
             text = await client.post(f"{self.url.rstrip('/')}/chat/completions", request)

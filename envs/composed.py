@@ -91,11 +91,9 @@ class Composed(Environment):
         return self._dataset.examples(split, env=self.name)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Compute the rewards one after the other. Return them by name."""
         return {name: await reward(episode) for name, reward in self._rewards.items()}
 
     def close(self, episode: Episode) -> None:
-        """Close the objects that belong to this episode."""
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
@@ -116,7 +114,7 @@ class Composed(Environment):
 def _rewards(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return name -> function and name -> weight. `weights` has those that no entry has."""
+    """Return functions and weights by name. An entry of `given` without a weight uses `weights`."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}
@@ -145,7 +143,6 @@ def _rewards(
 
 
 def _check_names(sets: Mapping[str, Toolset]) -> None:
-    """Raise ValueError if two objects or two bindings have the same name."""
     origins: dict[tuple[str, str], str] = {}
     for origin, toolset in sets.items():
         for kind, names in (

@@ -27,10 +27,7 @@ EVAL, TRAIN = "eval", "train"
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Base class of all data sets. It selects columns and holds out the eval rows.
-
-    conf/env/composed.yaml explains the options.
-    """
+    """Base class of all data sets. conf/env/composed.yaml explains the options."""
 
     path: str  # the file, file pattern or hub name of the rows
     prompt: str
@@ -133,7 +130,6 @@ class JsonLines(Dataset):
 
     @property
     def _paths(self) -> dict[str, Path]:
-        """The file, or the file pattern, of each split."""
         paths = {TRAIN: self.path, EVAL: self.eval_path}
         return {split: Path(path).expanduser() for split, path in paths.items() if path is not None}
 

@@ -18,8 +18,6 @@ Split = Literal["train", "eval"]
 
 
 class StopReason(StrEnum):
-    """The reason why an episode ended."""
-
     STOP = "stop"  # The policy ended its turn, and the environment had no reply.
     MAX_TOKENS = "max_tokens"  # One turn reached its token limit.
     CONTEXT = "context"  # The whole episode reached max_seq_len.
@@ -30,7 +28,6 @@ class StopReason(StrEnum):
 
     @property
     def truncated(self) -> bool:
-        """Whether a token limit cut off the policy's last turn."""
         return self in (StopReason.MAX_TOKENS, StopReason.CONTEXT)
 
 

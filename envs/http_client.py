@@ -21,22 +21,10 @@ _LONGEST_WAIT_S = 60.0
 _RANDOM = random.Random()  # its own generator, so that retries do not change the run's numbers
 
 
-def may_succeed_later(status: int) -> bool:
-    """Return whether the same request may succeed later. Status 0 means that no answer came."""
-    passing = (0, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-    return status in passing or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-
-
 class HttpError(Exception):
-    """The error of a request that got no usable answer.
+    """The error of a request without a usable answer: "answered 503: busy, 3 times in a row".
 
-    The server is the subject of the message: "answered 503: busy, 3 times in a row".
-
-    Attributes:
-        status: the HTTP status of the last answer; 0: no answer.
-        text: the body of the last answer.
-        retry_after: seconds to wait, from the header Retry-After; NaN: no such header.
-        attempts: number of times that the request was sent.
+    `status` is 0 if no answer came. `retry_after` (seconds) is NaN without the header Retry-After.
     """
 
     def __init__(
@@ -48,7 +36,6 @@ class HttpError(Exception):
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:
-        """Return the message, with the number of attempts if there were several."""
         times = f", {self.attempts} times in a row" if self.attempts > 1 else ""
         return f"{self.args[0]}{times}"
 
@@ -86,7 +73,8 @@ class HttpClient:
                 return await self.send_once("POST", url, body)
             except HttpError as error:
                 error.attempts = attempt + 1
-                if attempt == self.max_retries or not may_succeed_later(error.status):
+                may_succeed_later = error.status in (0, 408, 429) or error.status >= 500
+                if attempt == self.max_retries or not may_succeed_later:
                     raise
                 wait = self._seconds_before_retry(error.retry_after, attempt)
             attempt += 1
@@ -148,16 +136,12 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return the seconds before a retry: the server's Retry-After, else a random wait.
-
-        The wait is random, so that requests that failed together are not retried together.
-        """
+        """Return Retry-After, else a random wait, so that failed requests are not sent together."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)
 
 
 def _excerpt(text: str) -> str:
-    """Return the beginning of a text in one line, without control characters."""
     printable = "".join(c if c.isprintable() else " " for c in text[:1000])
     return " ".join(printable.split())[:200]

@@ -35,10 +35,7 @@ class JudgeError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(ChatEndpoint):
-    """A language model that judges the policy's answers, usable as a reward of `Composed`.
-
-    conf/env/wiki-search-judged.yaml explains the options.
-    """
+    """A reward that a language model gives. conf/env/wiki-search-judged.yaml has its options."""
 
     option: ClassVar[str] = "judge.url"
     raises: ClassVar[type[Exception]] = JudgeError
@@ -76,7 +73,6 @@ class Judge(ChatEndpoint):
         )
 
     async def __call__(self, episode: Episode) -> float:
-        """Return the judge's score of the policy's last message, between 0 and 1."""
         questions = [m["content"] for m in episode.example.messages if m["role"] == "user"]
         right = " or ".join(answers_of(episode)) if "{answer}" in self.prompt else ""
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
@@ -94,7 +90,6 @@ class Judge(ChatEndpoint):
         return self._parse_score(said.choices[0].message.content or "")
 
     def _parse_score(self, text: str) -> float:
-        """Return the score, between 0 and 1, in the last line of `text` that contains one."""
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
         # Search from the end, because a judge gives its reasons before its score.
         lines = reversed(text.rpartition("</think>")[2].splitlines())

@@ -20,17 +20,14 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def assistant(content: str) -> Message:
-    """Return an assistant message with plain text."""
     return {"role": "assistant", "content": content}
 
 
 def user(content: str) -> Message:
-    """Return a user message with plain text."""
     return {"role": "user", "content": content}
 
 
 def tool_call_entry(name: str, arguments: Any, call_id: str = "call_0") -> Message:
-    """Return one entry of a message's `tool_calls`."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
@@ -87,7 +84,6 @@ def clean_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
 
 
 def replace_surrogates(text: str) -> str:
-    """Return the text with U+FFFD in place of each lone surrogate."""
     return _SURROGATES.sub("\ufffd", text)
 
 

@@ -86,10 +86,7 @@ class Mixture(Environment):
         return self._envs[example.env]
 
     def pools(self, split: Split) -> list[Pool]:
-        """Return one pool per environment, in the order of `envs`.
-
-        Raise ValueError if an environment has no examples or its examples name another environment.
-        """
+        """Return one pool per environment, in the order of `envs`."""
         pools = []
         for name, env in self._envs.items():
             examples = env.examples(split)
@@ -104,11 +101,9 @@ class Mixture(Environment):
         return pools
 
     def examples(self, split: Split) -> list[Example]:
-        """Return the examples of all environments, one environment after the other."""
         return [example for pool in self.pools(split) for example in pool.examples]
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield demonstrations, without end, of environments that are drawn by weight."""
         experts = {name: env.demonstrations(rng) for name, env in self._envs.items()}
         while True:
             (name,) = rng.choices(list(self._weights), list(self._weights.values()))

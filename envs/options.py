@@ -36,10 +36,7 @@ def check_range(**bounds: int) -> None:
 
 
 def read_system_prompt(given: str) -> str:
-    """Return the stripped content of a .txt or .md file, or `given` itself if it is no such path.
-
-    Raise ValueError if the file cannot be read.
-    """
+    """Return `given`, or the text of the .txt or .md file that it names, without outer spaces."""
     if "\n" in given or not given.endswith((".txt", ".md")):
         return given.strip()
     try:
@@ -83,8 +80,8 @@ def parse_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
     if "stop" in limits:
         limits["stop"] = parse_stops(limits["stop"], f"{key}.stop")
     for name, kind, expected in (
-        ("max_tokens", int, "a whole number, at least 1"),
-        ("rollout_timeout", (int, float), "a number above 0"),
+        ("max_tokens", int, "set a whole number, at least 1"),
+        ("rollout_timeout", (int, float), "set a number above 0"),
     ):
         value = limits.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:

@@ -22,7 +22,6 @@ from envs.protocol import ContextFull, PolicyTurn
 MODEL = "policy"
 SESSION = "X-Session-ID"
 GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, tools) -> turn
-_MAX_REQUEST = 1 << 30  # maximum number of bytes of a request
 
 
 @dataclass
@@ -34,7 +33,7 @@ class PolicyEndpoint:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Start the server and yield its base URL."""
-        app = web.Application(client_max_size=_MAX_REQUEST)
+        app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer)
         # With handler_cancellation, vLLM ends its work if the client disconnects after a timeout.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
@@ -76,7 +75,6 @@ def completion(spoken: PolicyTurn) -> dict[str, Any]:
 
 
 def _stream_chunks(spoken: PolicyTurn) -> bytes:
-    """Return a turn as a stream of two chunks: the whole message, then the finish reason."""
     delta = to_api_format(spoken.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index

@@ -53,7 +53,6 @@ class Speak(Protocol):
         `role` names the player whose turn it is, if several roles of the policy play an episode.
         `prefix` (tokens or text) begins the turn. `prefix_trains`: whether its tokens are trained.
         """
-        ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprob of each token of `text` in its turn after these messages.
@@ -61,7 +60,6 @@ class Speak(Protocol):
         `after`: the text of the same turn before `text`, such as reasoning. vLLM computes the
         logprobs with its current version at temperature 1. The tokens are not trained.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,6 @@ class Environment:
 
     @property
     def scores_groups(self) -> bool:
-        """Whether the environment has its own `score_group`."""
         return type(self).score_group is not Environment.score_group
 
     def close(self, episode: Episode) -> None:
@@ -259,12 +256,10 @@ class Environment:
 
     @property
     def is_multi_turn(self) -> bool:
-        """Whether episodes may have several turns."""
         return self.max_turns > 1 or self.holds_conversation
 
     @cached_property
     def toolbox(self) -> Toolbox:
-        """The toolbox that answers tool calls, created at the first access."""
         return Toolbox(self.tools, self.tool_timeout)
 
     @property

@@ -65,7 +65,6 @@ class ReverseText(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield words with their answers, without end, that are not in the eval split."""
         held_out = set(self._eval_words)
         while True:
             length = rng.choice(self._lengths)

@@ -141,7 +141,6 @@ def _f1(text: str, answer: str) -> float:
     words, expected = (each.split() for each in _comparable(text, answer))
     if not words or not expected:
         return float(words == expected)
-    # Use multisets, so that a repeated word counts only as often as the answer contains it.
     common = (Counter(words) & Counter(expected)).total()
     return 2 * common / (len(words) + len(expected))
 

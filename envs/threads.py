@@ -85,7 +85,6 @@ async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) 
         except BaseException as raised:  # noqa: BLE001 (the caller gets it)
             error = raised
         if not loop.is_closed():
-            # The event loop sets the future, because futures are not thread-safe.
             loop.call_soon_threadsafe(finish, value, error)
 
     threading.Thread(target=run, daemon=True, name=f"env {name}").start()

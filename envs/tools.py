@@ -54,12 +54,7 @@ class ToolError(Exception):
 
 
 class Tool:
-    """A function that the policy can call.
-
-    Attributes:
-        name: name of the function.
-        spec: `name`, `description` and `parameters` (a JSON schema) in the form of chat templates.
-    """
+    """A function that the policy can call. `spec` describes the function for chat templates."""
 
     def __init__(self, function: Function) -> None:
         """Build the schema. Raise ValueError if a parameter has no type or no JSON type."""
@@ -147,7 +142,6 @@ class Toolbox:
     """The tools of one environment. `specs` has one schema per function, in their order."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
-        """Create the tools. A call that takes longer than `timeout` seconds is an error."""
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
             raise ValueError(f"rename one of these tools: {[f.__name__ for f in functions]}")

@@ -17,7 +17,6 @@ def _product(rng: Random, digits: int) -> Question:
 
 
 def _squares(n: int) -> int:
-    """Return the sum of squares 1 + 4 + ... + n*n."""
     return n * (n + 1) * (2 * n + 1) // 6
 
 
@@ -65,7 +64,6 @@ class Calculations(GeneratedQuestions):
     """A source of calculations, with about equally many questions of each kind."""
 
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
-        """Create the source. `digits`: number of digits of the numbers; more are harder."""
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
         if not 2 <= digits <= 6:
@@ -74,5 +72,4 @@ class Calculations(GeneratedQuestions):
         self._kinds, self._num_digits = tuple(kinds), digits
 
     def draw(self, rng: Random) -> Question:
-        """Return one question with its Python code, but without a worked solution."""
         return KINDS[rng.choice(self._kinds)](rng, self._num_digits)

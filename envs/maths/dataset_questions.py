@@ -14,8 +14,6 @@ from envs.maths.questions import Question, Questions
 
 
 class DataQuestions(Questions):
-    """A source of questions that reads the rows of a data set."""
-
     def __init__(self, *, dataset: Dataset) -> None:
         self._dataset = dataset
 

@@ -57,7 +57,6 @@ class Maths(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield an endless stream of training questions with the expert's turns."""
         for question in self.questions.sample_questions(rng):
             turns = self._expert(question)
             if not turns:
@@ -68,7 +67,6 @@ class Maths(Environment):
             yield [self._prompt(question), *turns]
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return the worked solution as one turn; [] if the question has none."""
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 

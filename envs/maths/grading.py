@@ -112,7 +112,6 @@ class Grader:
         self._free = asyncio.Semaphore(workers)
 
     def check_machine(self) -> None:
-        """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
@@ -133,10 +132,8 @@ class Grader:
                 output = ""
             finally:
                 self._idle.append(sandbox)
-        # Any other output, such as a traceback, means that the comparison failed: return None.
         return {"True": True, "False": False}.get(output.strip())
 
     def close(self) -> None:
-        """Kill the processes of all sandboxes."""
         for sandbox in self._idle:
             sandbox.close()

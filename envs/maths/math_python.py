@@ -19,8 +19,6 @@ from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, check_sandbox
 
 @dataclass(kw_only=True, eq=False)
 class MathPython(Maths):
-    """The maths environment with the tool `python`."""
-
     max_turns: int = field()
     max_concurrent: int | None = field()  # also limits the number of interpreter processes
     sandbox: Limits
@@ -47,12 +45,10 @@ class MathPython(Maths):
         return (await sandbox.run(code)).rstrip("\n") or "(no output)"
 
     def close(self, episode: Episode) -> None:
-        """Kill the process of the episode's interpreter."""
         if sandbox := episode.memory.pop("python", None):
             sandbox.close()
 
     def _expert(self, question: Question) -> list[Message]:
-        """Return a tool call, its result and the answer; [] if the question has no code."""
         call = tool_call("python", code=question.code)
         told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
         return [call, told, assistant(boxed(question.answer))] if question.code else []

@@ -54,15 +54,12 @@ class GeneratedQuestions(Questions):
         self._num_train, self._num_eval = num_train, num_eval
 
     def draw(self, rng: Random) -> Question:
-        """Return one random question."""
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:
-        """Return num_train or num_eval distinct questions."""
         return self._eval if split == "eval" else self._train
 
     def sample_questions(self, rng: Random) -> Iterator[Question]:
-        """Yield random questions, without end. None of them is in the eval split."""
         held_out = {question.text for question in self._eval}
         while True:
             question = self.draw(rng)

@@ -69,7 +69,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(function: str, *args: object) -> int:
-    """Call a function of the C library and return its result. Raise OSError if it fails."""
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
@@ -143,7 +142,6 @@ def restrict_reading(paths: Sequence[str]) -> None:
 
 
 def _seccomp_program(machine: str) -> bytes:
-    """Return the seccomp filter, a BPF program. Most refused system calls fail with EPERM."""
     column, architecture, partly = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
@@ -175,10 +173,7 @@ def _seccomp_program(machine: str) -> bytes:
 
 
 def apply_seccomp() -> None:
-    """Refuse every system call that is not in ALLOWED, irreversibly.
-
-    Raise OSError if the kernel or container rejects the filter, or MACHINES lacks this machine.
-    """
+    """Refuse irreversibly all system calls that are not in ALLOWED. Raise OSError if impossible."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(f"no list of system calls for {machine}: use {' or '.join(MACHINES)}")

@@ -45,7 +45,6 @@ class CappedOutput(io.TextIOBase):
         return len(text)
 
     def text(self) -> str:
-        """Return the output. If it is too long, a note replaces its middle."""
         tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
         between = f"\n... {missing} characters left out ...\n" if missing else ""
@@ -83,7 +82,6 @@ class Interpreter:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """Return the exception's traceback without the frames of this module."""
     trace, internal = error.__traceback__, True
     last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # keeps only the last frames
     while trace:
@@ -105,7 +103,6 @@ def receive(stream: io.BufferedReader, count: int) -> bytes:
 
 
 def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
-    """Send one message with this ticket."""
     content = text.encode(errors="backslashreplace")
     stream.write(HEADER.pack(len(content), ticket) + content)
     stream.flush()

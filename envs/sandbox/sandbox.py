@@ -58,7 +58,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """The error of an invalid answer from the process. Error texts begin with "the code"."""
+    """The error of an invalid answer. Its message completes a sentence: "the code ..."."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -155,7 +155,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return why it failed, in words that follow "the code"."""
+        """Kill the process. Return why the code failed, to complete the sentence "the code ..."."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -213,12 +213,11 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        """Return the answer. Raise _InvalidAnswer if it has another ticket or is too long."""
         length, answered = HEADER.unpack(await self._read(HEADER.size))
         # An escaped surrogate has 6 bytes, every other character at most 4. 100 characters are for
         # the note about left-out text.
         if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
-            raise _InvalidAnswer("answered in the interpreter's place")
+            raise _InvalidAnswer("forged the interpreter's answer")
         return (await self._read(length)).decode(errors="replace")
 
     async def _read(self, count: int) -> bytes:

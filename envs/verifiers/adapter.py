@@ -12,8 +12,6 @@ from envs.protocol import Speak
 
 @dataclass(frozen=True)
 class Row:
-    """One example of a `verifiers` environment."""
-
     messages: list[Message]  # opening messages of the conversation
     data: Any  # row or task object of the library
 
@@ -35,11 +33,9 @@ class Adapter(Protocol):
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         """Return the first `limit` rows of a split; None if the split does not exist."""
-        ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         """Play one episode. Raise any exception of the environment's code."""
-        ...
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:

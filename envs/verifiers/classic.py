@@ -44,7 +44,6 @@ class ClassicAdapter:
         self.reward_weights = {name: float(weight) for name, weight in listed if weight}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
-        """Return the rows of the environment's training or eval dataset."""
         build = self._env.build_eval_dataset if split == "eval" else self._env.build_dataset
         dataset = build()
         if dataset is None:
@@ -53,7 +52,6 @@ class ClassicAdapter:
         return [Row(_opening(row["prompt"]), row) for row in dataset.select(range(size)).to_list()]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Run one rollout with the library's loop, and score it with the library's rubric."""
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
@@ -118,7 +116,6 @@ def _opening(prompt: Any) -> list[Message]:
 
 @contextmanager
 def _restore_signal_handlers() -> Iterator[None]:
-    """Restore the signal handlers after the block, in which the library replaces them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

@@ -48,7 +48,6 @@ class Verifiers(Environment):
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
         self, *, system_prompt: str | None = None
     ) -> None:
-        """Set `system_prompt`, which replaces the library's system prompt."""
         super().configure(system_prompt=system_prompt)
 
     def examples(self, split: Split) -> list[Example]:
@@ -60,7 +59,6 @@ class Verifiers(Environment):
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the library play and score the episode."""
         row = self._rows[episode.example.info["split"]][episode.example.id]
         outcome = await self._adapter.play(row, speak)
         episode.memory["outcome"] = outcome
@@ -105,10 +103,7 @@ def module_of(env_id: str) -> str:
 
 
 def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
-    """Load an environment with the installed version of the library.
-
-    Raise ValueError if the library or the package is missing, or they do not fit together.
-    """
+    """Load an environment. Raise ValueError if no suitable library or package is installed."""
     if find_spec("verifiers") is None:
         raise ValueError(
             f"env.id={env_id} needs the library verifiers, which is not installed: run "
@@ -127,7 +122,8 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"
         raise ValueError(
             f"env.id={env_id} is written for the {written_for}, but verifiers "
-            f"{version('verifiers')} is installed: install that version of verifiers"
+            f"{version('verifiers')} is installed: run `make verifiers`, then set "
+            f"PYTHONPATH=.venv/verifiers-{'v1' if classic else 'classic'} before the command"
         )
     if classic:
         from envs.verifiers.classic import ClassicAdapter

@@ -53,7 +53,6 @@ class TasksetAdapter:
         return [Row(_opening(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Play one episode with the library's environment. The task scores it."""
         sessions: list[str] = []
         full = False
 
@@ -80,7 +79,6 @@ class TasksetAdapter:
         return _outcome(episode, full)
 
     async def _context_of_servers(self) -> vf.ModelContext:
-        """Return the ModelContext for agents. The first call starts the servers that they need."""
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference to the task, because the event loop has only a weak one.
@@ -130,7 +128,6 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
 
 
 def _weights(task: Any) -> dict[str, float]:
-    """Return the weights of the rewards that the task declares."""
     weights = {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in task.hooks("reward")}
     judges = {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     return {name: weight for name, weight in (weights | judges).items() if weight}

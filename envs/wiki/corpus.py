@@ -22,24 +22,19 @@ HEADING = re.compile(r"^#{1,6}\s+(\S.*)$")
 
 @dataclass(frozen=True)
 class Page:
-    """One page of the corpus."""
-
     title: str
     sections: dict[str, str]  # text of each section by heading, in the order of the page
 
     @property
     def id(self) -> str:
-        """The id of the page: its title with underscores instead of spaces."""
         return self.title.replace(" ", "_")
 
     @property
     def section_ids(self) -> list[str]:
-        """The ids of all sections, in the form `Page_title:Heading`."""
         return [f"{self.id}:{name.replace(' ', '_')}" for name in self.sections]
 
     @property
     def text(self) -> str:
-        """The whole page as one text for the search index."""
         return "\n".join([self.title, *(f"{name}\n{text}" for name, text in self.sections.items())])
 
 
@@ -56,11 +51,7 @@ class Question:
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
-    """Return the pages of a .jsonl file, or of a split of a data set that `datasets` loads.
-
-    `columns` maps our field names to column names of the source. Raise ValueError if the source
-    cannot be read, a row is not a page, or two pages have the same title.
-    """
+    """Return the pages of a source. `columns`: title, sections or content -> its name there."""
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
         page = page_of(record, where)
@@ -99,10 +90,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source with the columns question, answer and optional level.
-
-    Raise ValueError if the source cannot be read, or a row lacks question or answer.
-    """
+    """Return the questions of a source. `columns`: question, answer or level -> its name there."""
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
@@ -115,7 +103,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (source and line for error messages, row with our field names) of each row."""
+    """Yield for each row its place, for error messages, and the row with our field names."""
     if source.endswith(".jsonl"):
         lines = read_json_lines(Path(source).expanduser())
         rows = ((f"{source}, line {n}", row) for n, row in lines)

@@ -114,8 +114,8 @@ class WikiSearch(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations of an expert about made-up pages, without end.
 
-        A share `giving_up` of the conversations ends after the search without an answer, so that
-        the policy does not imitate a perfect expert and RL can improve it.
+        In a share `giving_up` of them, the expert gives up after its search, so that the expert is
+        not perfect and RL can improve the policy that imitates the expert.
         """
         while True:
             pages, questions = made_up_corpus(rng)

@@ -3,8 +3,8 @@
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
 Every sentence states one cell of a table. A cell is empty if there is no single answer. For
-demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist. On the
-real pages, the policy could memorise these pages instead of learning to search.
+demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist, because
+the policy could memorise the real pages instead of learning to search.
 """
 
 import csv
@@ -77,7 +77,6 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
 
 
 def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
-    """Return a table row for a country or element that does not exist."""
     row = {column: rng.choice(cells) for column, cells in columns.items()}
     for column in INVENTED:
         if column in row:

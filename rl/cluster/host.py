@@ -17,8 +17,6 @@ class HostLost(RunFailed):
 
 
 class Process(Protocol):
-    """The interface of a process that a host has started."""
-
     name: str
     log: Path  # path in the run folder, which every host can read
 
@@ -56,8 +54,6 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Demand:
-    """How many processes and GPUs a run needs."""
-
     replicas: int  # number of vLLM servers that the run starts
     devices_per_replica: int  # GPUs per vLLM server, all on the same host
     ranks: int  # number of training processes on all hosts
@@ -65,12 +61,9 @@ class Demand:
 
 @dataclass(frozen=True)
 class Hosts:
-    """The host of each process of a run."""
-
     here: Host  # the host of the supervisor and of the rollouts process
     replicas: Sequence[Host]  # the host of each vLLM server
     ranks: Sequence[Host]  # the host of each rank; ranks of one host are consecutive
 
     def local_rank(self, rank: int) -> int:
-        """Return the index of a rank among the ranks on its host."""
         return self.ranks[:rank].count(self.ranks[rank])

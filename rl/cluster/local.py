@@ -12,8 +12,6 @@ from rl.runtime.network import free_port
 
 
 class LocalHost:
-    """The Host that starts child processes on this machine."""
-
     lost: HostLost | None = None
 
     def __init__(self, reaper: Reaper, address: str = "127.0.0.1") -> None:
@@ -22,18 +20,15 @@ class LocalHost:
         self.children: list[Child] = []  # in the order of the starts
 
     def start(self, start: Start) -> Child:
-        """Start a child process. `LocalHost.end` ends it."""
         child = Child(**vars(start), reaper=self._reaper)
         self.children.append(child)
         child.start()
         return child
 
     def free_port(self) -> int:
-        """Return a TCP port that is free at the time of the call."""
         return free_port(self.address)
 
     def end(self) -> None:
-        """End all started processes in parallel."""
         end_together(self.children)
         for child in self.children:
             child.end()
@@ -51,7 +46,6 @@ class LocalCluster:
         reaper: Reaper,
         demand: Demand,
     ) -> Iterator[Hosts]:
-        """Yield this machine as the host of every process; end all processes after the block."""
         host = LocalHost(reaper)
         try:
             yield Hosts(host, [host] * demand.replicas, [host] * demand.ranks)

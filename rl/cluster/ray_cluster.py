@@ -24,7 +24,6 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
-_ANSWERS_S = 5.0
 # Without these variables, Ray kills the reaper when a RayNode ends, and gives our processes a lower
 # CPU priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
@@ -50,11 +49,7 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve hosts and yield them. After the block, end their processes and release the hosts.
-
-        Raises:
-            RunFailed: Ray is unreachable, the cluster is too small, or a node lacks a needed file.
-        """
+        """Reserve and yield hosts; release them after the block. Raise RunFailed if this fails."""
         with ExitStack() as stack:
             ray = _connect(self.address)
             stack.callback(ray.shutdown)
@@ -63,7 +58,6 @@ class RayCluster:
             )
             here = LocalHost(reaper, address)
             stack.callback(here.end)
-            # Nodes count with all their GPUs and CPUs, also those that other jobs have reserved.
             resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             try:
                 bundles = bundles_for(
@@ -94,7 +88,7 @@ def _connect(address: str) -> Any:
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address != "auto":  # test the address first, because ray.init would retry for minutes
-            Address.parse(f"tcp://{address}").connect(_ANSWERS_S).close()
+            Address.parse(f"tcp://{address}").connect(timeout=5.0).close()
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         # Without this line, Ray prints the log of a failed RayNode over the run's screen.
         ray._private.worker._worker_logs_enabled = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -149,9 +143,8 @@ def _reserve(
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
-    A node has the run folder if the run's key file has the same hash there as here.
+    Compare hashes of the run's key file. Do not send the key, because Ray does not encrypt.
     """
-    # The key itself is not sent, because Ray's messages are not encrypted.
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()
     for host in hosts:

@@ -13,13 +13,10 @@ from rl.runtime.child import last_lines
 from rl.runtime.failure import RunFailed, message_of
 
 _LOST = -signal.SIGKILL  # the exit status of every process on a lost host
-_END_TIMEOUT_S = 10.0
 _CALL_TIMEOUT_S = 60.0
 
 
 class RayProcess:
-    """A process on a Ray node, controlled through its RayHost."""
-
     group: None = None  # signals cannot be sent to a process group on another machine
 
     def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
@@ -27,23 +24,19 @@ class RayProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status that the node last reported; None while the process runs."""
         self._host.update_returncodes()
         if self._host.lost:
             return _LOST
         return self._host.returncodes.get(self._number)
 
     def tail(self) -> str:
-        """Return the last lines of the log, and the error if the host is lost."""
         end = last_lines(self.log)
         return f"{end}\n{self._host.lost}" if self._host.lost else end
 
     def kill(self) -> None:
-        """End the process and all its children."""
         self._host.call("kill", self._number)
 
     def end(self) -> None:
-        """End the process and all its children. Safe to call twice."""
         with suppress(HostLost):
             self.kill()
 
@@ -68,12 +61,10 @@ class RayHost:
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
 
     def start(self, start: Start) -> RayProcess:
-        """Start a process on the node. Raise HostLost if the node is lost."""
         number = self.call("start", replace(start, log=start.log.absolute()))
         return RayProcess(self, number, start.name, start.log)
 
     def free_port(self) -> int:
-        """Return a TCP port that is free at the time of the call."""
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
@@ -112,6 +103,6 @@ def end_together(ray: Any, hosts: Sequence[RayHost]) -> None:
     """End all processes of all hosts in parallel, then end the RayNodes."""
     ended = [host.node.end.remote() for host in hosts if not host.lost]
     if ended:
-        ray.wait(ended, num_returns=len(ended), timeout=_END_TIMEOUT_S)
+        ray.wait(ended, num_returns=len(ended), timeout=10.0)
     for host in hosts:
         ray.kill(host.node)

@@ -21,8 +21,6 @@ _NEW_FILE_TIMEOUT_S = 10.0  # longest delay until a network file system shows a 
 
 
 class RayNode:
-    """A Ray actor that starts, watches and ends processes on its node."""
-
     def __init__(self) -> None:
         # Use a local folder, because vLLM's Unix sockets do not work on a network file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
@@ -31,10 +29,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or "".
-
-        `digest` is the SHA-256 hash of `marker`, a file of the run, as the supervisor reads it.
-        """
+        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -51,7 +46,6 @@ class RayNode:
         return ""
 
     def address(self, interface: str) -> str:
-        """Return the IPv4 address of this node on a network interface."""
         return own_address(interface)
 
     def devices(self) -> list[str]:
@@ -65,20 +59,16 @@ class RayNode:
         return len(self._host.children) - 1
 
     def returncodes(self) -> list[int | None]:
-        """Return the exit status of each process, in the order of the starts."""
         self._reaper.ensure_alive()
         return [child.returncode for child in self._host.children]
 
     def kill(self, number: int) -> None:
-        """End a process and all its children."""
         self._host.children[number].kill()
 
     def free_port(self, address: str) -> int:
-        """Return a TCP port that is free at the time of the call."""
         return free_port(address)
 
     def end(self) -> None:
-        """End all processes in parallel, then the reaper."""
         self._host.end()
         self._reaper.__exit__()
         shutil.rmtree(self._temporary, ignore_errors=True)

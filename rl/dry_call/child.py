@@ -81,11 +81,7 @@ class DryCall:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
-        """Return the facts about one of the configurations.
-
-        Raises:
-            ConfigError: a component cannot be used, or the components cannot be combined.
-        """
+        """Return the facts about a configuration. Raise ConfigError if a component is unusable."""
         if uncached := self._uncached():
             self._read_answers(uncached)
         answer = self._answers[number]
@@ -97,10 +93,7 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the source files that a configuration's dry call imported, except library files.
-
-        Raise ConfigError if the dry call found a problem.
-        """
+        """Return the imported source files without libraries. Raise ConfigError like `learned`."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
@@ -146,7 +139,6 @@ def _file_stamp(file: str) -> list[int]:
 
 
 def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
-    """Return the cached answer if none of its source files has changed, else None."""
     # An answer cached by another version of offbyone may have other keys, which raises TypeError.
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(_cache_file(config).read_text())
@@ -157,7 +149,6 @@ def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
 
 
 def _cache_answer(config: Mapping[str, Any], learned: Answer, files: Sequence[str]) -> None:
-    """Write an answer to the cache atomically; do nothing if the cache is not writable."""
     path = _cache_file(config)
     with suppress(OSError):
         content = {"learned": learned, "files": {file: _file_stamp(file) for file in files}}

@@ -28,11 +28,7 @@ Config = Mapping[str, Any]
 
 
 def learn(config: Config) -> Learned:
-    """Call the components of a configuration and return the facts about them.
-
-    Raises:
-        ConfigError: a component raised or returned an unusable value; the message names the line.
-    """
+    """Call the components and return the facts. Raise ConfigError if a component is unusable."""
     from rl.config.build import build, component
     from rl.dry_call import examples, rewards, tensors
 
@@ -82,7 +78,6 @@ def run_with_facts(config: Config) -> Run:
 
 
 def _build_components(report: Report, config: Config) -> dict[str, Any]:
-    """Import the components; return each one with its options bound."""
     from rl.config.build import build
 
     alone = ("loss", "correction", "advantage", "batch_credit", "aggregation")

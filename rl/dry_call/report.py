@@ -1,7 +1,4 @@
-"""Collect the problems of user code that a dry call finds, with file and line.
-
-A dry call calls each component of a run with made-up values before the run starts.
-"""
+"""Collect the problems of user code that a dry call finds, with file and line."""
 
 import inspect
 import json
@@ -18,8 +15,6 @@ class BadResult(ValueError):
 
 
 class Report:
-    """The problems found in the dry call of one configuration."""
-
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.metric_names: set[str] = set()  # names of the metrics that components returned
@@ -44,7 +39,10 @@ class Report:
             self.problems.append(f"{group}: {name_of(made)} {error}{_location(source_of(made))}")
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
-            place = _location(error_location(error, made))
+            own = source_of(made)
+            found = find_location(error, own and own[0])
+            is_own_error = found and Path(found[0]).is_relative_to(Path(__file__).parent)
+            place = _location(own if is_own_error else found or own)
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 
 
@@ -69,13 +67,6 @@ def source_of(made: Any) -> tuple[str, int] | None:
         return str(inspect.getsourcefile(made)), inspect.getsourcelines(made)[1]
     except (OSError, TypeError):
         return None
-
-
-def error_location(error: BaseException, made: Any) -> tuple[str, int] | None:
-    """Return the file and the line of the last frame of user code in a traceback."""
-    own = source_of(made)
-    found = find_location(error, own and own[0])
-    return found if found and not Path(found[0]).is_relative_to(Path(__file__).parent) else own
 
 
 def _location(found: tuple[str, int] | None) -> str:

@@ -49,7 +49,6 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     """Call an advantage on made-up groups; return the facts named advantage_* in Learned."""
 
     def made_up(rewards: Sequence[float | None]) -> ScoredGroup:
-        """Return a group whose rollouts have one to three turns of different lengths."""
         turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
         rollouts = [made_up_rollout(r, *t) for r, t in zip(rewards, turns, strict=True)]
         return scored_group(
@@ -66,7 +65,6 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     }
 
     def succeeds(report: Report, what: str, unit: str) -> bool:
-        """Return whether the advantage returned one number per `unit` for the case `what`."""
         with report.calling("advantage", advantage, what):
             group = made_up(cases[what])
             part = "" if unit == "rollout" else unit
@@ -108,7 +106,6 @@ def _per_unit(group: ScoredGroup, unit: str) -> list[Any]:
 
 
 def _is_zero(advantage: Any, alone: ScoredGroup) -> bool:
-    """Return whether the only rollout of a group has the advantage 0."""
     try:
         return not np.any(advantage(alone)[0])
     except Exception:  # noqa: BLE001 an advantage may need a larger group

@@ -18,7 +18,7 @@ from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names of the run's own metrics, without "train/". A component must not return one of these names.
+# Names of the run's own metrics, without "train/". A component must not use one for its metric.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -44,7 +44,6 @@ class RecordingTensor(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function on plain tensors, and record the fields that it uses."""
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
@@ -57,10 +56,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, the tensors that need a gradient, and a set of the used fields' names.
-
-    `change` is added to rollout_logprobs. The set is empty until a loss uses a field.
-    """
+    """Return made-up tokens, the tensors with a gradient, and a set that collects used fields."""
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(values: Tensor) -> Tensor:
@@ -198,7 +194,6 @@ def check_metrics(report: Report, metrics: Any) -> None:
 def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
-    """Raise BadResult unless `values` is a tensor of this shape."""
     if not isinstance(values, Tensor) or values.shape != shape:
         raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
 

@@ -31,15 +31,12 @@ _REMEDIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMemory:
-    """The estimated memory of one trainer rank or of one vLLM replica."""
-
     name: str
     place: Place
     need: Need
 
 
 def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
-    """Return the estimated memory of every process of a plan."""
     needs = [
         ("vLLM", place, vllm_need(run, shape, on_gpu=bool(place.devices)))
         for place in plan.inference
@@ -52,11 +49,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fit_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with the memory that vLLM may use filled in.
-
-    Raises:
-        ConfigError: a host or GPU has too little memory.
-    """
+    """Return the run with vLLM's memory filled in. Raise ConfigError if the memory is too small."""
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
         raise ConfigError([f"{problem}. {_REMEDIES}"])
@@ -98,7 +91,6 @@ def gpu_excess(
 
 
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
-    """Yield a message, with the summands, for each GPU and host whose memory is too small."""
     yield from gpu_excess(processes, hosts, run, _REFUSED_GPU_SHARE)
     for number, host in enumerate(hosts):
         taken = memory_of_host(processes, number)
@@ -118,7 +110,6 @@ def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
 
 
 def _cache_gib(run: Run, shape: Shape) -> int:
-    """Return the GiB of vLLM's key-value cache on a CPU. Raise ConfigError if no row fits."""
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
@@ -159,5 +150,4 @@ def format_terms(need: Bytes) -> list[str]:
 
 
 def gib(value: float) -> str:
-    """Format a number of bytes in GiB with one decimal."""
     return f"{value / GIB:.1f}"

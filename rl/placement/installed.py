@@ -20,10 +20,7 @@ def _version_of(package: str) -> str | None:
 
 
 def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None:
-    """Return why this host's GPUs and packages do not fit (values, then remedy), or None.
-
-    `several`: whether ranks, or the GPUs of one vLLM, exchange tensors.
-    """
+    """Return why GPUs and packages do not fit, or None. `several`: whether processes use NCCL."""
     if not host.devices:
         if needs_vllm and (found := _version_of("vllm")):
             return (

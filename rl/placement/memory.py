@@ -68,12 +68,10 @@ class Need:
 
     @property
     def on_device(self) -> float:
-        """The sum of all bytes on a GPU."""
         return sum(self.device.values())
 
     @property
     def on_host(self) -> float:
-        """The sum of all bytes in host memory."""
         return sum(self.host.values())
 
 
@@ -148,12 +146,10 @@ def trained_parameters(run: Run, shape: Shape) -> int:
 
 
 def number_bytes(run: Run) -> int:
-    """Return the number of bytes of one weight in model.dtype."""
     return bytes_of(run.model.dtype)
 
 
 def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
-    """Return the bytes of weights, gradients, optimizer state and the optimizer's copies."""
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
     stage, half = _STAGES[number], number_bytes(run) == 2
     shares = ranks if number else 1
@@ -175,7 +171,6 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    """Return the bytes of the tensors that autograd keeps for the backward pass."""
     half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {

@@ -10,10 +10,7 @@ from rl.runtime.devices import Host
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return one line per group of equal processes, then notes on memory and unused GPUs.
-
-    `processes` is None if the model's sizes are unknown.
-    """
+    """Return the page as text. `processes` is None if the model's sizes are unknown."""
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
         entries = [("vLLM", place, None) for place in plan.inference]
@@ -36,7 +33,6 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
 
 
 def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tuple[str, str]]:
-    """Return name, host, threads and memory of a process. Equal processes share a line."""
     name, place, need = entry
     threads = place.threads or 0
     where = "" if place.devices else f"{threads} thread{'s' * (threads != 1)}"
@@ -47,7 +43,6 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
 
 
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
-    """Yield notes: memory of the host with the least left, a warning, unused GPUs."""
     if processes:
         needs = [memory_of_host(processes, number) for number in range(len(hosts))]
         left = [(host.memory or 0) - need for host, need in zip(hosts, needs, strict=True)]

@@ -24,8 +24,6 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The host, the GPUs and the number of CPU threads of one process."""
-
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
@@ -49,15 +47,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The hosts, GPUs and CPU threads of all processes of a run."""
-
     inference: tuple[Place, ...]  # vLLM's replicas, or empty if the run starts no vLLM
     ranks: tuple[Place, ...]
     idle: tuple[Device, ...] = ()  # GPUs that no process uses
 
     @property
     def on_gpus(self) -> bool:
-        """Whether any process computes on a GPU."""
         return any(place.devices for place in (*self.inference, *self.ranks))
 
     def is_shared(self, place: Place) -> bool:
@@ -69,10 +64,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the place of every process of a run; `hosts` begins with the supervisor's machine.
-
-    Raise ConfigError if the processes need more GPUs than there are.
-    """
+    """Return the place of every process. `hosts` begins with the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
@@ -151,7 +143,6 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the GPUs for training and the GPUs for vLLM, by default half each."""
     train = _find_gpus("trainer", _device_names(run.trainer.devices), known)
     if not run.starts_vllm:
         return (known if train is None else train), []
@@ -166,7 +157,6 @@ def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Devic
 
 
 def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    """Return the first GPUs for training and the last GPUs for vLLM."""
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
         return known[:ranks], known[ranks:]
@@ -180,7 +170,6 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
 
 
 def _replica_places(run: Run, devices: list[Device]) -> tuple[Place, ...]:
-    """Return the place of each vLLM replica. All GPUs of a replica are on one host."""
     number, size = run.inference.replicas, run.inference.tensor_parallel_size
     groups = list(_groups_on_one_host(devices, size))
     if len(groups) < (number or 1):
@@ -203,7 +192,6 @@ def _groups_on_one_host(devices: Sequence[Device], size: int) -> Iterator[list[D
 
 
 def _find_gpus(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
-    """Return the GPUs with these names on all hosts. Raise ConfigError for an unknown name."""
     if names is None:
         return None
     available = list(dict.fromkeys(name for _, name in known))

@@ -39,7 +39,6 @@ def with_device_flags(
 
 
 def _flag(key: object) -> str:
-    """Return the name of the vLLM flag that a key of inference.args sets."""
     name = str(key).removeprefix("--").replace("-", "_")
     # `option.key`, `option+` and `no_option` all become `option`.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

@@ -54,7 +54,6 @@ def _die_with_parent(parent: int) -> None:
 
 
 def group_alive(group: int) -> bool:
-    """Return whether the group contains a process that is not a zombie."""
     # killpg(group, 0) also counts zombies, which a container may never collect.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
@@ -115,7 +114,6 @@ class Reaper:
             self._process.stdin.write(f"{line}\n".encode())
 
     def watch(self, group: int) -> None:
-        """Register a process group, which the reaper ends if the supervisor dies."""
         self._groups.add(group)
         self._send(f"+{group}")
 
@@ -125,7 +123,6 @@ class Reaper:
         self._send(f"-{group}")
 
     def ensure_alive(self) -> None:
-        """Start a new reaper if the current one was killed."""
         if self._process is not None and self._process.poll() is not None:
             self._start()
 
@@ -161,7 +158,6 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process and append its output to the log."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             stdin, output = (None, None) if self._in_terminal else (subprocess.DEVNULL, log)
@@ -178,24 +174,19 @@ class Child:
 
     @property
     def group(self) -> int | None:
-        """The process group id; None before the start and after the end."""
         return None if self._process is None else self._process.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit status: None while the process runs, negative if a signal ended it."""
         return None if self._process is None else self._process.poll()
 
     def tail(self) -> str:
-        """Return the last lines of the log."""
         return last_lines(self.log)
 
     def kill(self) -> None:
-        """End the whole process group. The exit status remains readable."""
         end_together([self])
 
     def end(self) -> None:
-        """End the whole process group. A second call has no effect."""
         if self._process is None:
             return
         end_together([self])
@@ -212,7 +203,6 @@ class Child:
         self.end()
 
     def kill_leader(self) -> None:
-        """Kill only the started process, not its descendants."""
         if self._process is not None:
             self._process.kill()
 

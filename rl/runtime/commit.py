@@ -4,13 +4,12 @@ import subprocess
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
-UNCOMMITTED = "+uncommitted"
 
 
 def commit_of(folder: Path = REPO) -> str:
     """Return the git commit of a folder, "" if the folder is no repository or git is missing."""
     head = _git(folder, "rev-parse", "HEAD")
-    return f"{head}{UNCOMMITTED}" if head and _git(folder, "status", "--porcelain") else head
+    return f"{head}+uncommitted" if head and _git(folder, "status", "--porcelain") else head
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_MIB = 1 << 20
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # A line of `nvidia-smi -L` for a partition (MIG): its memory in GB, and its name for CUDA.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
@@ -18,8 +17,6 @@ _MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """The resources of one machine."""
-
     devices: tuple[str, ...] = ()  # names of GPUs, as in CUDA_VISIBLE_DEVICES
     cores: int = 2  # number of physical cores that this process may use
     cpus: int = 2  # number of logical CPUs that this process may use
@@ -41,7 +38,6 @@ class Gpu:
 
 
 def this_host() -> Host:
-    """Return the resources of this machine."""
     cpus, num_threads = visible_cores(), os.environ.get("OMP_NUM_THREADS", "")
     gpus, (memory, free) = visible_gpus(), _memory()
     return Host(
@@ -74,7 +70,6 @@ def _memory(
 
 
 def _read_numbers(path: Path) -> dict[str, int]:
-    """Parse a file whose lines are `name number` into a dictionary."""
     lines = [line.split() for line in _read(path).splitlines()]
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
@@ -90,7 +85,7 @@ def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests 
     if any(len(row) != 5 for row in rows):
         return ()
     gpus = [
-        Gpu(index, uuid, int(mib) * _MIB if mib.isdigit() else None, driver)
+        Gpu(index, uuid, int(mib) << 20 if mib.isdigit() else None, driver)
         for index, uuid, mib, driver, _ in rows
     ]
     if not any(row[4] == "Enabled" for row in rows):
@@ -102,7 +97,6 @@ def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests 
 
 
 def _nvidia_smi(*arguments: str) -> list[str]:
-    """Return the lines that nvidia-smi prints, [] if it is missing or fails."""
     command = ["nvidia-smi", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -170,6 +164,5 @@ def raise_file_limit() -> int:
 
 
 def file_limit() -> int:
-    """Return this process's limit of open files, at most _MOST_FILES."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, _MOST_FILES)

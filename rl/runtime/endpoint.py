@@ -14,7 +14,7 @@ from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # set for ranks that load the model after vLLM has started
+WAIT_VARIABLE = "OFFBYONE_WAIT_FOR_VLLM"  # if set, a rank waits for vLLM before it loads the model
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Endpoint:
     pid: int = 0  # process id of the server, or of the process that started the server
 
     def write(self, run_folder: RunFolder, process: str) -> None:
-        """Write the endpoint file, which the other processes read."""
         path = run_folder.endpoint_of(process)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"address": str(self.address), "incarnation": self.incarnation}

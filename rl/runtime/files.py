@@ -40,11 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Return a folder that only the user can enter, created if it does not exist.
-
-    Raises:
-        PermissionError: another user created the path first, and could change the files in it.
-    """
+    """Return a folder of this user alone. Raise PermissionError if another user owns the folder."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -80,8 +76,6 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """A reader that returns the new complete lines of a growing file."""
-
     def __init__(self, path: Path) -> None:
         """Read nothing yet. A path that is not a regular file counts as an empty file."""
         self._path = path

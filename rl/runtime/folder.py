@@ -25,8 +25,6 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of the files in a run folder."""
-
     path: Path
 
     lock = Inside("lock")  # the supervisor locks this file during the run; contains its process id
@@ -60,15 +58,11 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The name of the run."""
         return self.path.name
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations.
-
-        A run that was stopped during its warm start has written none of them.
-        """
+        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
         kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
@@ -78,7 +72,6 @@ class RunFolder:
 
     @property
     def private(self) -> PrivateFolder:
-        """The folder with sockets, keys and temporary files."""
         return PrivateFolder(self.path / "sockets")
 
     def log_of(self, process: str) -> Path:
@@ -86,19 +79,15 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     def endpoint_of(self, process: str) -> Path:
-        """Return the file with the address of a server (see endpoint.py)."""
         return self.endpoints / f"{process}.json"
 
     def restart_request_of(self, process: str) -> Path:
-        """Return the file that requests a restart of a process (see endpoint.py)."""
         return self.endpoints / f"{process}.restart"
 
     def rollouts_of(self, step: int) -> Path:
-        """Return the file with the rollouts of a step, one JSON object per line."""
         return _with_parent(self.rollouts / f"step_{step:06d}.jsonl")
 
     def evaluation_of(self, version: int) -> Path:
-        """Return the file with the evaluation of a policy version, one JSON object per line."""
         return _with_parent(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
@@ -106,7 +95,6 @@ class RunFolder:
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
     def profile_of(self, rank: int) -> Path:
-        """Return the trace of a rank, which chrome://tracing and ui.perfetto.dev can open."""
         return self.profile / f"rank{rank}.json.gz"
 
     def clear_processes(self) -> None:
@@ -150,7 +138,6 @@ class RunFolder:
         return lines
 
     def set_model(self, folder: Path, fingerprint: str = "") -> None:
-        """Record the local folder and the fingerprint of the initial model."""
         write_atomically(self._model, f"{folder}\n{fingerprint}\n")
 
     def checkpoint(self, step: int) -> Path:
@@ -173,10 +160,7 @@ class RunFolder:
         return [export for export in exports if export.is_dir()]
 
     def has_results(self) -> bool:
-        """Return whether a run has left metrics, a checkpoint, an evaluation or a prompt search.
-
-        The files that a failed start leaves are not results, so another start may replace them.
-        """
+        """Return whether a run has left results, not only the files of a failed start."""
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
         was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes this file
         was_searched = self.evaluated.is_file()  # optimize_prompt.py writes this file
@@ -188,7 +172,6 @@ class RunFolder:
         return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
 
     def num_saved_steps(self) -> int:
-        """Return the step of the newest complete checkpoint, 0 if there is none."""
         complete = self.complete_checkpoints()
         return step_of(complete[-1]) if complete else 0
 
@@ -218,11 +201,7 @@ def _with_parent(path: Path) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl.
-
-    Raises:
-        ValueError: the name contains no number.
-    """
+    """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl."""
     number = _NUMBERED.match(path.name)
     if not number:
         raise ValueError(f"the name of {path} has no number of a step or version")

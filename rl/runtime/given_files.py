@@ -22,9 +22,7 @@ _MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as many
 def regular_file(path: Path, folder: Path) -> Path:
     """Return `path` if it is a regular file whose real path is in `folder`.
 
-    Raises:
-        FileNotFoundError: there is no such file. A FIFO, a device or a link that leads out of the
-            folder counts as missing.
+    Raise FileNotFoundError for all else, such as a FIFO or a link that leads out of the folder.
     """
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))

@@ -28,8 +28,6 @@ class FolderUnusable(RuntimeError):
 
 
 class FolderInUse(FolderUnusable):
-    """The error raised if another process is using the run folder."""
-
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
         super().__init__(
             f"{run_folder} is used by process {pid}: wait until it ends, stop it with kill {pid}, "
@@ -48,14 +46,8 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
-    Args:
-        run_folder: the folder to lock.
-        delete_on: errors that mean that the run has not started. If the block raises one, a folder
-            that this call created is deleted with its content.
-
-    Raises:
-        FolderUnusable: another process holds the lock, the folder cannot be written, or a path in
-            it is not the user's own file.
+    If the block raises an error of `delete_on`, delete the folder, if this call has created it.
+    Raise FolderUnusable if another process holds the lock, or if the folder is unsafe to write.
     """
     above = run_folder.path.parents
     made = [path for path in (run_folder.path, *above) if not path.exists()]
@@ -82,7 +74,6 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
 
 
 def _remove_created(made: list[Path]) -> None:
-    """Delete the first of these new folders with its content, then its parents while empty."""
     if made:
         remove(made[0])
         with suppress(OSError):

@@ -30,8 +30,6 @@ Row: TypeAlias = dict[str, Any]  # one line of metrics.jsonl; values are numbers
 
 
 class MetricsFile:
-    """The metrics.jsonl of a run, open for appending."""
-
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,18 +65,14 @@ class MetricsFile:
         self._file = self.path.open("a")
 
     def close(self) -> None:
-        """Close the file. A later `append` raises an error."""
         self._file.close()
 
 
 class MetricsTail:
-    """A reader that returns the new lines of a growing metrics.jsonl."""
-
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
     def read(self) -> list[Row]:
-        """Return the valid lines added since the last call."""
         return [row for line in self._tail.read() if (row := _parse_line(line)) is not None]
 
 
@@ -88,7 +82,6 @@ def read_metrics(run_folder: RunFolder) -> list[Row]:
 
 
 def _parse_line(line: bytes) -> Row | None:
-    """Parse one line of metrics.jsonl; return None if the line is broken."""
     try:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -112,7 +105,6 @@ def column(rows: list[Row], name: str) -> list[float]:
 
 
 def mean_of(rows: list[Row], name: str) -> float | None:
-    """Return the mean of one metric over all lines that have it, None if no line has it."""
     values = column(rows, name)
     return sum(values) / len(values) if values else None
 
@@ -130,10 +122,7 @@ def total_seconds(rows: list[Row]) -> float:
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """Return the number of optimizer steps that these lines record.
-
-    The line of an evaluation after the last step does not count as a step.
-    """
+    """Return the number of recorded steps. An evaluation after the last step is not a step."""
     if not rows:
         return 0
     only_evaluates = all(name in ("step", "time") or name.startswith("eval/") for name in rows[-1])

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
-_UNUSED_ADDRESS = ("192.0.2.1", 9)  # no host has it (RFC 5737), so the default route is used
 
 # Environment variable: the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
@@ -28,11 +27,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an address of the form unix:/path or tcp://host:port.
-
-        Raises:
-            ValueError: the text is not an address.
-        """
+        """Parse unix:/path or tcp://host:port. Raise ValueError if the text is not an address."""
         kind, _, rest = text.partition(":")
         if kind == "unix" and Path(rest).is_absolute():
             return cls(path=Path(rest))
@@ -80,25 +75,17 @@ def bind_collectives(interface: str | None) -> None:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
-def own_address(interface: str | None = None) -> str:
-    """Return this host's IPv4 address on an interface; None means the default route's interface.
-
-    Raises:
-        RunFailed: the interface has no address; the message is for the user.
-    """
+def own_address(interface: str) -> str:
+    """Return this host's IPv4 address on an interface. Raise RunFailed if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
-            if interface is None:
-                asked.connect(_UNUSED_ADDRESS)  # with UDP this only chooses a route
-                return asked.getsockname()[0]
             request = struct.pack("256s", interface.encode()[:15])
             answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
         except OSError as error:
             there = ", ".join(name for _, name in socket.if_nameindex())
-            problem = f"cluster.interface={interface} has no IPv4 address: use one of {there}"
-            if interface is None:
-                problem = f"this host has no default route: set cluster.interface to one of {there}"
-            raise RunFailed(problem) from error
+            raise RunFailed(
+                f"cluster.interface={interface} has no IPv4 address: use one of {there}"
+            ) from error
     return socket.inet_ntoa(answer[20:24])
 
 

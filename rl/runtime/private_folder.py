@@ -9,7 +9,6 @@ from rl.runtime.files import Inside, own_folder, remove, write_private
 
 _LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
 _LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
-_TEMPORARY = "offbyone-sockets-"
 
 
 class InsideTarget(Inside):
@@ -60,9 +59,8 @@ class PrivateFolder:
             remove(target)
 
     def _prefix(self) -> str:
-        """Return the beginning of the temporary folder's name, with a hash of this run's path."""
         place = os.fsencode(self.path.parent.resolve() / self.path.name)
-        return f"{_TEMPORARY}{sha256(place).hexdigest()[:8]}-"
+        return f"offbyone-sockets-{sha256(place).hexdigest()[:8]}-"
 
     def vllm_socket_of(self, process: str) -> Path:
         """Return the socket of a server, such as vllm.sock for the process `inference`."""
@@ -86,9 +84,9 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        PyTorch keeps compiled code in the user's cache, because later runs reuse it. By default it
-        uses /tmp, where another user could write code that this run then executes. Precompiled
-        headers are disabled, because building them takes 5 s in each run.
+        PyTorch keeps compiled code in the user's cache, because later runs reuse the code. Its
+        default is /tmp, where another user could write code that this run then executes.
+        Precompiled headers are disabled, because building them takes 5 s in each run.
         """
         try:
             compiled = own_folder(cache_folder() / "compiled")

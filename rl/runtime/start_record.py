@@ -32,13 +32,11 @@ def read_record(folder: RunFolder) -> dict[str, Any]:
 
 
 def read_overrides(folder: RunFolder) -> list[str]:
-    """Return the run's command-line overrides as `key=value` strings."""
     items = read_record(folder).get("overrides")
     return [printable(str(item)) for item in items] if isinstance(items, list) else []
 
 
 def resume_command(folder: RunFolder) -> str:
-    """Return the command line that resumes the run from its last checkpoint."""
     record = read_record(folder)
     kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
     name = quote_for_hydra(str(record.get("run_name", folder.name)))

@@ -25,20 +25,16 @@ PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phas
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """The content of one status file."""
-
     doing: str
     since: float  # unix seconds of the start of the current phase
     pid: int
 
     @property
     def phase(self) -> str:
-        """The text before the first ": "."""
         return self.doing.partition(": ")[0]
 
     @property
     def progress(self) -> str:
-        """The text after the first ": "."""
         return self.doing.partition(": ")[2]
 
 
@@ -46,14 +42,12 @@ class Status:
     """The status file of one process. A status text that has not changed is not written again."""
 
     def __init__(self, run_folder: RunFolder, process: str) -> None:
-        """Create no file. `process` is a process name, such as inference or trainer.rank0."""
         self._path = run_folder.statuses / f"{process}.json"
         self._current: ProcessStatus | None = None
         self._written_doing = ""
         self._written_at = float("-inf")  # monotonic seconds of the latest write
 
     def set(self, doing: str) -> None:
-        """Set the status text of this process."""
         current = self._current
         if current is None or current.phase != doing.partition(": ")[0]:
             self._current = ProcessStatus(doing, time.time(), os.getpid())
@@ -65,10 +59,7 @@ class Status:
 
     @contextlib.contextmanager
     def doing(self, doing: str) -> Iterator[None]:
-        """Set a status while the block runs, then restore the previous status and its start time.
-
-        If the block raises, the new status remains, because it shows where the error occurred.
-        """
+        """Set a status while the block runs. Restore the previous one, unless the block raised."""
         before = self._current
         self.set(doing)
         yield

@@ -21,7 +21,6 @@ class Stopped(SystemExit):
     """The exit of a run after a signal; the exit status is 0 if everything is saved."""
 
     def __init__(self, number: int | None, status: int = 0) -> None:
-        """`number` is the signal number; `status` is the exit status."""
         super().__init__(status)
         self.number = number
 
@@ -46,7 +45,6 @@ class StopRequest:
         self.number: int | None = None  # the number of the first signal
 
     def __call__(self, number: int, *_: object) -> None:
-        """Set `asked`, or raise KeyboardInterrupt, as the class describes."""
         is_first, self.number = self.number is None, self.number or number
         if not (self.waits and is_first):
             raise KeyboardInterrupt
@@ -55,11 +53,7 @@ class StopRequest:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Install the signal handler while the block runs, and yield the handler.
-
-    Raises:
-        Stopped: a signal ended the block immediately.
-    """
+    """Handle signals while the block runs. Raise Stopped if a signal ended the block at once."""
     stop = StopRequest()
     numbers = [
         number

@@ -13,15 +13,12 @@ _COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operato
 
 @dataclass(frozen=True)
 class StopWhen:
-    """A condition on one metric of a step."""
-
     metric: str
     sign: str
     limit: float
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Parse a condition; raise ValueError if the text is not a condition."""
         try:
             metric, sign, limit = _FORM.fullmatch(text).groups()  # pyright: ignore[reportOptionalMemberAccess]
             return cls(metric, sign, float(limit))
@@ -32,7 +29,6 @@ class StopWhen:
             ) from None
 
     def holds(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a line of metrics has the metric and fulfils the condition."""
         value = row.get(self.metric)
         return value is not None and _COMPARE[self.sign](value, self.limit)
 

@@ -27,8 +27,6 @@ NOT_STARTED, DID_NOT_END = "not started", "did not end"
 
 @dataclass
 class JobRecord:
-    """The record of one job of a sweep: overrides, state and result."""
-
     overrides: list[str]
     state: str = WAITING
     run_name: str | None = None  # None before the first start of the job
@@ -43,8 +41,6 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """The paths of the files in a sweep's folder."""
-
     path: Path
 
     info = Inside("sweep.json")
@@ -54,7 +50,6 @@ class SweepFolder:
         return str(self.path)
 
     def log_of(self, number: int) -> Path:
-        """Return the log file of a job."""
         return self.path / "logs" / f"{number:05d}.log"
 
     def read_info(self) -> dict[str, Any]:
@@ -65,7 +60,6 @@ class SweepFolder:
         return {}
 
     def write_info(self, info: Mapping[str, Any]) -> None:
-        """Write sweep.json."""
         _write(self.info, info)
 
     def records(self) -> dict[int, JobRecord]:
@@ -110,7 +104,6 @@ class SweepFolder:
         raise AssertionError("the loop over count() does not end")
 
     def write(self, number: int, record: JobRecord) -> None:
-        """Write the record of a job."""
         _write(self._path_of(number), asdict(record))
 
     def _path_of(self, number: int) -> Path:

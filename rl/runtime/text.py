@@ -23,7 +23,6 @@ def say(text: str) -> None:
 
 
 def key_of(override: str) -> str:
-    """Return the configuration key of a command-line override."""
     return override.partition("=")[0].lstrip("+~")
 
 

@@ -89,7 +89,6 @@ class RecordedRow:
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The columns of the rollouts process and of the trainer."""
         return self.sampled | self.trained
 
 
@@ -128,7 +127,6 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
-    """Read a token file, with lists as arrays; return no lines if the file does not exist."""
     from pyarrow import parquet
 
     try:

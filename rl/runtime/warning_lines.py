@@ -50,8 +50,6 @@ def noting_warnings(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 class WarningTail:
-    """A reader that returns the new warnings of all processes."""
-
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder = run_folder
         self._tails: dict[str, LineTail] = {}  # process name -> reader of its file

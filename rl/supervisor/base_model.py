@@ -15,14 +15,8 @@ from rl.runtime.folder import RunFolder
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     """Return the local folder of the base model. A resumed run uses the model of its first start.
 
-    The checkpoints of a run do not fit another model, such as a newer commit on the hub.
-
-    Args:
-        run_folder: folder of the run.
-        prepare: function that builds, downloads or finds the model.
-
-    Raises:
-        ConfigError: there is no such model, or its content has changed since the run started.
+    The checkpoints of a run do not fit another model, such as a newer commit on the hub. `prepare`
+    builds or downloads the model. Raise ConfigError if the model's content has changed.
     """
     is_resumed = bool(run_folder.complete_checkpoints())
     with as_config_error():

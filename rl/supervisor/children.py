@@ -36,8 +36,6 @@ STOPPING = "stopping after this step and a checkpoint (a second signal ends the 
 
 
 class Children:
-    """The child processes of one run: vLLM servers, the rollouts process and trainer ranks."""
-
     def __init__(
         self, run: Run, run_folder: RunFolder, reaper: Reaper, plan: Plan, hosts: Hosts
     ) -> None:
@@ -67,7 +65,6 @@ class Children:
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
 
     def _build_replicas(self) -> Replicas:
-        """Return the object that will start and watch this run's vLLM servers."""
         run, folder = self._run, self._run_folder
         if run.inference.is_external:
             servers: ExternalServers = build(run.inference)()
@@ -103,7 +100,6 @@ class Children:
         return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
 
     def _start_vllm(self, replica: Replica) -> Process | None:
-        """Start one vLLM server. Return None for an external server, which the user starts."""
         if self._run.inference.is_external:
             return None
         number = self._run.inference.names.index(replica.name)
@@ -158,7 +154,6 @@ class Children:
         return [child for name, child in self._children.items() if name.startswith("trainer")]
 
     def _request_stop(self) -> None:
-        """Request a checkpoint and the end of the run. Before the first batch, end the run now."""
         if not self._first_batch_has_begun():
             raise KeyboardInterrupt
         if not self._run_folder.stop_request.exists():
@@ -166,7 +161,6 @@ class Children:
             say(STOPPING)
 
     def _first_batch_has_begun(self) -> bool:
-        """Return whether the rollouts process has ever begun a batch."""
         if not self._begun:  # once True, always True, although the status changes
             rollouts = read_statuses(self._run_folder).get("rollouts")
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")

@@ -49,14 +49,11 @@ class WatchedReplica:
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     def died_often(self, times: int) -> bool:
-        """Return whether the server ended `times` times within 10 steps."""
         deaths = list(self.death_steps)[-times:]
         return len(deaths) == times and deaths[-1] - deaths[0] < _WITHIN_STEPS
 
 
 class Replicas:
-    """Starts, checks and restarts the vLLM servers of one run."""
-
     def __init__(
         self,
         replicas: list[Replica],
@@ -68,17 +65,7 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Store the arguments. The method `start` starts the servers.
-
-        Args:
-            replicas: the vLLM servers, with their addresses.
-            run_folder: folder of the run.
-            start: function that starts one server.
-            startup_timeout: inference.startup_timeout, in seconds.
-            wait_timeout: trainer.wait_timeout, in seconds.
-            num_steps: function that returns the number of finished steps.
-            why_unusable: function that returns why a server that answers is unusable, else None.
-        """
+        """Start no server yet. `why_unusable` returns None for a server that works."""
         self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
@@ -184,8 +171,10 @@ class Replicas:
     def _startup_failure(self, one: WatchedReplica) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
         if one.child is not None:
-            return f"did not answer within {limit}: raise inference.startup_timeout if it is slow"
-        return f"did not answer at {one.replica.address} within {limit}: start it (docs/scaling.md)"
+            return f"did not answer within {limit}: raise this limit if vLLM is slow"
+        return (
+            f"did not answer at {one.replica.address} within {limit}: start vLLM (docs/scaling.md)"
+        )
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)

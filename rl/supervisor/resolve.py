@@ -29,18 +29,12 @@ from rl.runtime.devices import Host, this_host
 
 @dataclass(frozen=True)
 class Resolved:
-    """A run with all derived values, and the plan of its processes."""
-
     run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
     plan: Plan  # devices and threads of each process
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy with vLLM's share of the memory filled in, and the plan as text.
-
-        `sizes`: sizes of the model, None if unknown. Raise ConfigError if the memory is too small,
-        or if the adapter does not suit the model.
-        """
+        """Return a copy with vLLM's memory filled in, and the plan as text."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
@@ -57,15 +51,7 @@ class Resolved:
 
 
 def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -> Resolved:
-    """Return the run that a composed configuration describes, with the devices of its processes.
-
-    Args:
-        config: the composed configuration.
-        machines: machines on which the run will start; None: this machine.
-
-    Raises:
-        ConfigError: the configuration is wrong, or the processes need more devices than there are.
-    """
+    """Return the run that `config` describes, with devices of `machines` (None: this machine)."""
     check(config)
     with as_config_error():
         return assign_devices(Run.of(split_schedules(config)), machines)

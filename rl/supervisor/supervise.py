@@ -5,8 +5,7 @@
                                                                           |
     screen <--- status/*.json, metrics.jsonl ---- watch: a process that ends too early ends the run
 
-This module does not import torch. Each process has its own process group and log file. If the
-supervisor dies, the reaper ends the other processes.
+This module does not import torch.
 """
 
 import json
@@ -69,11 +68,7 @@ def supervise(
 ) -> float | None:
     """Supervise a run from start to end. Return the mean reward of its last ten steps, if any.
 
-    Args:
-        config: the composed configuration.
-        overrides: the command-line overrides, as written.
-        command: the command line before its overrides, as written.
-        compose: function that composes another configuration of conf/ without these overrides.
+    `compose` composes another configuration of conf/ without these overrides.
 
     Raises:
         ConfigError: the configuration cannot work. No step was done.
@@ -133,7 +128,6 @@ def _is_complete(run: Run, run_folder: RunFolder) -> bool:
 
 
 def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
-    """Print the summary of a run that is already complete, and return its mean reward."""
     # Delete sockets and keys that remain if the run was killed after its last step.
     with locked(run_folder):
         run_folder.private.clear()
@@ -189,8 +183,6 @@ def _print_repeated_steps(run_folder: RunFolder) -> None:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Starts and watches the processes of a run or of its warm start."""
-
     run_folder: RunFolder
     reaper: Reaper
     stop: StopRequest
@@ -199,7 +191,6 @@ class _Launch:
     references: Sequence[Path] = ()  # folders of the reference models
 
     def prepare_model(self, run: Run, compose: Compose) -> Path:
-        """Return the folder of the base model. Do its warm start first if it is not cached."""
         with as_config_error():
             if checkpoint := initial_checkpoint(vars(run)):
                 check_files(model := RunFolder.export_of(checkpoint))
@@ -286,7 +277,6 @@ class _Launch:
                     stop.waits = False
 
     def _record_dry_call(self, run: Run) -> None:
-        """Wait for the dry call, write its results, and copy the source files that it imported."""
         self.dry_call.with_facts(run).save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())
 

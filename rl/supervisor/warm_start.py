@@ -38,13 +38,7 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash (16 hex digits) of everything that affects the result of a warm start.
-
-    Args:
-        first: the supervised run.
-        own_files: the source files that the dry call of this run imported (DryCall.files).
-        read: function that returns the content of a source file.
-    """
+    """Return a hash of everything that affects the weights. `own_files`: see DryCall.files."""
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
@@ -63,7 +57,6 @@ def warm_start_key(
 
 
 def _without_keys(node: Any, *keys: str) -> Any:
-    """Return a configuration node without these keys, also in its nested nodes."""
     if isinstance(node, dict):
         return {key: _without_keys(value, *keys) for key, value in node.items() if key not in keys}
     return [_without_keys(item, *keys) for item in node] if isinstance(node, list) else node
@@ -84,13 +77,7 @@ def _file_hash(value: Any) -> str:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the supervised run whose result is the base model of `run`.
-
-    Args:
-        run: the main run.
-        recipe: the composed configuration conf/warm_start.yaml.
-        folder: folder of the supervised run.
-    """
+    """Return the run that makes the base model of `run`. `recipe`: conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
     trainer = {**run.trainer.plain(), **changed}  # a short run needs none of them

@@ -1,7 +1,4 @@
-"""Show live output: redraw a picture on a terminal, or append lines to a log file.
-
-The screen of a run and the progress bars are subclasses of Display.
-"""
+"""Show live output: redraw a picture on a terminal, or append lines to a log file."""
 
 import contextlib
 import logging

@@ -1,7 +1,4 @@
-"""Draw the live panel of a run: progress, reward, metrics, times and process statuses.
-
-The functions convert a RunView to objects that the library rich prints.
-"""
+"""Draw the live panel of a run: progress, reward, metrics, times and process statuses."""
 
 import time
 from collections import Counter, defaultdict
@@ -74,7 +71,6 @@ class RunView:
             self.rewards[step] = row["train/reward"]
 
     def times(self, now: float) -> str:
-        """Return the elapsed and the estimated remaining time as text."""
         return elapsed_and_left(now - self.started, self.seconds_left(now))
 
     def seconds_left(self, now: float) -> float | None:
@@ -91,7 +87,9 @@ def live_panel(view: RunView, now: float) -> RenderableType:
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:
-        blocks += [statistics_table(view), times_per_step(view.rows)]
+        seconds = f"{'time per step':<{LABEL}}  {sum(stage_seconds(view.rows).values()):.2f} s  "
+        times = Text(seconds + time_shares(view.rows), "dim", no_wrap=True, overflow="ellipsis")
+        blocks += [statistics_table(view), times]
     if view.statuses:
         blocks.append(process_table(view.statuses, now))
     spaced = [part for block in blocks for part in (block, Text())]
@@ -130,12 +128,6 @@ def statistics_table(view: RunView) -> RenderableType:
         table.add_row(*chain(*cells[start : start + 3]))
     alarms = [what.format(row[name]) for name, what in ALARMS.items() if row.get(name)]
     return Group(table, Text(", ".join(alarms), "yellow")) if alarms else table
-
-
-def times_per_step(rows: list[Row]) -> RenderableType:
-    """Return a line with the mean seconds per step and the share of each stage (time/...)."""
-    seconds = f"{'time per step':<{LABEL}}  {sum(stage_seconds(rows).values()):.2f} s  "
-    return Text(seconds + time_shares(rows), "dim", no_wrap=True, overflow="ellipsis")
 
 
 def time_shares(rows: list[Row]) -> str:

@@ -14,7 +14,6 @@ class Progress(Display):
     """A display of how many of `total` items are done, with a text above the bar."""
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
-        """`things`: plural noun for the items; `done`: number of items finished earlier."""
         super().__init__(console)
         self.done, self._before, self._total, self._things = done, done, total, things
         self._text, self._notes, self._started = "", list[str](), time.time()
@@ -28,19 +27,16 @@ class Progress(Display):
         self.update()
 
     def read(self) -> None:
-        """Print the notes that are not printed yet."""
         while self._notes:
             self.note(self._notes.pop(0))
 
     def picture(self, now: float) -> RenderableType:
-        """Return the progress bar with its text and times."""
         elapsed, new = now - self._started, self.done - self._before
         left = elapsed / new * (self._total - self.done) if new else None
         count = f"{self.done}/{self._total} {self._things}"
         return heading(self._text, elapsed_and_left(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
-        """Return a line if another tenth of the items is done, else nothing."""
         if self._tenths() <= self._printed:
             return []
         self._printed = self._tenths()

@@ -66,7 +66,6 @@ class Screen(Display):
         self._phases = set[tuple[str, str]]()  # (process, phase) pairs that were printed
 
     def read(self) -> None:
-        """Read new metrics, statuses and warnings."""
         rows, num_saved, self._num_saved = self._tail.read(), self._num_saved, None
         for row in rows:
             if num_saved is None or row["step"] < num_saved:
@@ -76,7 +75,6 @@ class Screen(Display):
             self.note(line, "yellow")
 
     def picture(self, now: float) -> RenderableType:
-        """Return the live panel of the run."""
         return live_panel(self.view, now)
 
     def lines(self, now: float, *, last: bool) -> list[str]:
@@ -113,7 +111,6 @@ def step_line(view: RunView, now: float) -> str:
 
 
 def first_and_last(rewards: Sequence[float]) -> str:
-    """Return the mean reward of the first steps and of the last steps as text."""
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"

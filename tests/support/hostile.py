@@ -6,7 +6,7 @@
 REFUSED = "not permitted|denied"
 LATE = "took longer than 1 s; the interpreter was restarted and its variables are gone"
 ENDED = "ended the interpreter; the interpreter was restarted"
-FORGED = "answered in the interpreter's place; the interpreter was restarted"
+FORGED = "forged the interpreter's answer; the interpreter was restarted"
 
 SNIPPETS = {
     # processes and threads
