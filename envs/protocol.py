@@ -53,6 +53,7 @@ class Speak(Protocol):
         `role` names the player whose turn it is, if several roles of the policy play an episode.
         `prefix` (tokens or text) begins the turn. `prefix_trains`: whether its tokens are trained.
         """
+        ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprob of each token of `text` in its turn after these messages.
@@ -60,6 +61,7 @@ class Speak(Protocol):
         `after`: the text of the same turn before `text`, such as reasoning. vLLM computes the
         logprobs with its current version at temperature 1. The tokens are not trained.
         """
+        ...
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,11 @@ class Adapter(Protocol):
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         """Return the first `limit` rows of a split; None if the split does not exist."""
+        ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         """Play one episode. Raise any exception of the environment's code."""
+        ...
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:

@@ -41,8 +41,8 @@ class Report:
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
             own = source_of(made)
             found = find_location(error, own and own[0])
-            is_own_error = found and Path(found[0]).is_relative_to(Path(__file__).parent)
-            place = _location(own if is_own_error else found or own)
+            is_ours = found and Path(found[0]).is_relative_to(Path(__file__).parent)
+            place = _location(own if is_ours else found or own)
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 
 
