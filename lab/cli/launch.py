@@ -106,7 +106,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:
-    """Return a plain dict without Hydra's keys, interpolations resolved. May raise ConfigError."""
+    """Return a plain dict without the keys of Hydra and of a report card. May raise ConfigError."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -114,7 +114,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
         where, why = getattr(error, "full_key", None), str(error).splitlines()[0]
         raise ConfigError([f"{where}: {why}" if where else why]) from None
     assert isinstance(plain, dict)
-    return with_endpoints({str(key): value for key, value in plain.items()})
+    return with_endpoints({str(key): value for key, value in plain.items() if key != "card"})
 
 
 def task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
