@@ -31,10 +31,11 @@ Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
     steps=40..60      first and last step (default: all recorded steps)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
+    step=true         instead, take each loss's optimizer step from a checkpoint (minutes)
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
-_OPTIONS = ("steps", "tokens", "out")
+_OPTIONS = ("steps", "tokens", "out", "step")
 
 
 def main(words: list[str]) -> int:
@@ -80,6 +81,11 @@ def _compare(
     count = options.get("tokens", "10")
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
+    if (takes_steps := options.get("step", "false")) not in ("true", "false"):
+        raise ValueError(f"step={takes_steps}: give true or false")
+    if takes_steps == "true":
+        _print_steps(folder, words, steps, console)
+        return
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
@@ -104,6 +110,21 @@ def _compare(
     shown = {"run": folder.name, "basis": basis, "columns": COLUMNS, "rows": rows}
     write_page(page, arms, tokens, grads, **shown)
     console.print(f"\npage    {page}", markup=False)
+
+
+def _print_steps(
+    folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
+) -> None:
+    from lab.losses.step import COLUMNS, checkpoint_of, steps_taken  # imports DeepSpeed
+
+    checkpoint, step = checkpoint_of(folder, steps)
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in steps_taken(folder, arms_of(folder, words, has_model=True), checkpoint, step):
+        table.add_row(*row)
+    about = (
+        f"batch {step} from {checkpoint.name}: change of log pi of the answers of step {step + 1}"
+    )
+    console.print(about, table, sep="\n\n", markup=False)
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:

@@ -60,13 +60,14 @@ def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
 
 def price(sweep: SweepFolder, jobs: Jobs) -> str:
     """Return the number of jobs that are not done and the minutes that they are likely to take."""
-    done = [{*identity(r.overrides)} for r in sweep.records().values() if r.state == DONE]
-    left = [job for job in jobs if not any({*identity(job)} <= one for one in done)]
+    ended = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
+    done = {*ended, *(tuple(item for item in one if key_of(item) != RATE) for one in ended)}
+    left = [job for job in jobs if identity(job) not in done]
     stored = {(c.row, c.level): c.seconds for card in read_cards(STORED) for c in card.cells}
     seconds = [stored.get((_value(job, "row"), _value(job, "card.level"))) for job in left]
     typical = fmean(stored.values()) if stored else TYPICAL_S
     total = sum(typical if one is None else one for one in seconds)
-    total /= len(sweep.read_info()["slots"]) or 1
+    total /= len(sweep.read_info().get("slots") or [None])
     basis = "as the stored cards took" if stored else f"if each takes {TYPICAL_S:g} s"
     return f"{len(left)} runs to play, about {duration(total)} ({basis})"
 
