@@ -81,9 +81,7 @@ def _compare(
     count = options.get("tokens", "10")
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
-    if (takes_steps := options.get("step", "false")) not in ("true", "false"):
-        raise ValueError(f"step={takes_steps}: give true or false")
-    if takes_steps == "true":
+    if options.get("step") == "true":
         _print_steps(folder, words, steps, console)
         return
     arms = arms_of(folder, words)
@@ -117,13 +115,11 @@ def _print_steps(
 ) -> None:
     from lab.losses.step import COLUMNS, checkpoint_of, steps_taken  # imports DeepSpeed
 
-    checkpoint, step = checkpoint_of(folder, steps)
+    checkpoint = checkpoint_of(folder, steps)
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in steps_taken(folder, arms_of(folder, words, has_model=True), checkpoint, step):
+    for row in steps_taken(folder, arms_of(folder, words, has_model=True), checkpoint):
         table.add_row(*row)
-    about = (
-        f"batch {step} from {checkpoint.name}: change of log pi of the answers of step {step + 1}"
-    )
+    about = f"The step from {checkpoint.name}: mean change of log pi of the next step's answers"
     console.print(about, table, sep="\n\n", markup=False)
 
 

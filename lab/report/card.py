@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -134,16 +134,14 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
     stored = [one for one in stored if one.name != card.name]
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
     played = {name: row for name, row in rows.items() if card.of(name)}
-    shown = []
+    shown, clear = [], []
     for name in sorted(played, key=lambda name: name != LADDER_ROW):
-        lines = [_line(one, name, played[name]) for one in (card, *stored) if one.of(name)]
-        shown.append({"row": played[name], "lines": lines})
-    clear = [
-        f"{entry['row'].title}: {side} than {', '.join(names)}"
-        for entry in shown
-        for side, is_so in (("lower", _is_below), ("higher", lambda own, one: _is_below(one, own)))
-        if (names := [x["name"] for x in entry["lines"][1:] if is_so(entry["lines"][0], x)])
-    ]
+        own, *others = (_line(one, name, played[name]) for one in (card, *stored) if one.of(name))
+        shown.append({"row": played[name], "lines": [own, *others]})
+        lower = [one["name"] for one in others if own["high"] < one["low"]]
+        higher = [one["name"] for one in others if own["low"] > one["high"]]
+        clear += [f"{played[name].title}: lower than {', '.join(lower)}"] if lower else []
+        clear += [f"{played[name].title}: higher than {', '.join(higher)}"] if higher else []
     ladder = {
         one.name: {cell.rate: fmean(cell.scores) for cell in one.cells if cell.row == LADDER_ROW}
         for one in (card, *stored)
@@ -169,8 +167,5 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
     ]
     low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
-    return line | {"text": f"{mean:.2f}  {low:.2f}..{high:.2f}"}
-
-
-def _is_below(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["high"] < other["low"]
+    ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
+    return line | {"text": f"{mean:.2f}  {ends}"}
