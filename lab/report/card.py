@@ -61,8 +61,12 @@ class Card(msgspec.Struct):
     @property
     def rate(self) -> float | None:
         """The learning rate with the best score in the first row, None without that row."""
-        ladder = [cell for cell in self.cells if cell.row == LADDER_ROW]
-        return max(ladder, key=lambda cell: fmean(cell.scores)).rate if ladder else None
+        return max(self.ladder, key=lambda rate: self.ladder[rate], default=None)
+
+    @property
+    def ladder(self) -> dict[float, float]:
+        """The mean score of the first row by learning rate."""
+        return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 
     def of(self, row: str) -> list[Cell]:
         """Return the cells of a row at the chosen learning rate."""
@@ -142,15 +146,11 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
         higher = [one["name"] for one in others if own["low"] > one["high"]]
         clear += [f"{played[name].title}: lower than {', '.join(lower)}"] if lower else []
         clear += [f"{played[name].title}: higher than {', '.join(higher)}"] if higher else []
-    ladder = {
-        one.name: {cell.rate: fmean(cell.scores) for cell in one.cells if cell.row == LADDER_ROW}
-        for one in (card, *stored)
-    }
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.report").joinpath("card.html").read_text())
     missing = [row.title for name, row in rows.items() if name not in played]
-    page = {"card": card, "stored": stored, "rows": shown, "clear": clear, "ladder": ladder}
-    path.write_text(template.render(**page, missing=missing), errors="replace")
+    page = {"cards": [card, *stored], "rows": shown, "clear": clear, "missing": missing}
+    path.write_text(template.render(card=card, **page), errors="replace")
     lines = [f"{one['row'].title:32} {one['lines'][0]['text']}" for one in shown]
     return "\n".join([f"report card of {card.name}", *lines, *clear, f"page    {path}"])
 
