@@ -15,7 +15,7 @@ from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
 from lab.viewer.token_record import tokenizer_of
 from rl.config.schema import ConfigError
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.metrics import read_metrics
 from rl.runtime.text import printable
 
@@ -113,14 +113,20 @@ def _compare(
 def _print_steps(
     folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
 ) -> None:
-    from lab.losses.step import COLUMNS, checkpoint_of, steps_taken  # imports DeepSpeed
+    """Print what the optimizer step of each loss does, from the newest checkpoint with a record."""
+    from lab.losses.step import COLUMNS, steps_taken  # imports DeepSpeed
 
-    checkpoint = checkpoint_of(folder, steps)
+    arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
+    found = [path for path in folder.complete_checkpoints() if step_of(path) in usable]
+    if not found or any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms):
+        raise ValueError(
+            f"{folder}: step=true needs a checkpoint with recorded tokens of the next two steps "
+            "(trainer.checkpoint_every=10 max_steps=22), no critic and no KL penalty in the reward"
+        )
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in steps_taken(folder, arms_of(folder, words, has_model=True), checkpoint):
+    for row in steps_taken(folder, arms, found[-1]):
         table.add_row(*row)
-    about = f"The step from {checkpoint.name}: mean change of log pi of the next step's answers"
-    console.print(about, table, sep="\n\n", markup=False)
+    console.print(f"log pi of the next batch's answers, after a step from {found[-1].name}", table)
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:

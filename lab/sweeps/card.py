@@ -63,13 +63,9 @@ def price(sweep: SweepFolder, jobs: Jobs) -> str:
     ended = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
     done = {*ended, *(tuple(item for item in one if key_of(item) != RATE) for one in ended)}
     left = [job for job in jobs if identity(job) not in done]
-    stored = {(c.row, c.level): c.seconds for card in read_cards(STORED) for c in card.cells}
-    seconds = [stored.get((_value(job, "row"), _value(job, "card.level"))) for job in left]
-    typical = fmean(stored.values()) if stored else TYPICAL_S
-    total = sum(typical if one is None else one for one in seconds)
-    total /= len(sweep.read_info().get("slots") or [None])
-    basis = "as the stored cards took" if stored else f"if each takes {TYPICAL_S:g} s"
-    return f"{len(left)} runs to play, about {duration(total)} ({basis})"
+    seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
+    total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
+    return f"{len(left)} runs to play, about {duration(total)} (each {duration(fmean(seconds))})"
 
 
 def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
@@ -84,7 +80,3 @@ def write_card(name: str, sweep: SweepFolder, jobs: Jobs) -> None:
     card, page = played_card(name, sweep, jobs), sweep.path / "report.html"
     if card.cells:
         say(write_page(page, card, read_cards(STORED), read_rows(ROWS)))
-
-
-def _value(job: Sequence[str], key: str) -> str:
-    return next(item.partition("=")[2] for item in job if key_of(item) == key)

@@ -41,7 +41,7 @@ def forward(micro, generator):
     return replace(batch, old_logprobs=old, ref_logprobs=ref, **outputs)
 
 
-def record_run(path, *overrides):
+def record_run(path, *overrides, step=STEP):
     """Write the files of a run with one step of two updates and three ranks, without a model."""
     options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
     run = completed(split(composed(*options)))
@@ -58,21 +58,21 @@ def record_run(path, *overrides):
             group.rollout_ids, group.rollouts, group.credits, strict=True
         )
     ]
-    folder.rollouts_of(STEP).parent.mkdir(exist_ok=True)
-    folder.rollouts_of(STEP).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    TokenRecord(num_groups=None).write(folder, STEP, groups)
+    folder.rollouts_of(step).parent.mkdir(exist_ok=True)
+    folder.rollouts_of(step).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    TokenRecord(num_groups=None).write(folder, step, groups)
     ids = TokenRecord(num_groups=None).ids(groups, groups)
     by_turn = Learned.of(run).aggregation_takes_turns
     shares = plan_batch(
         groups, build(run.aggregation), per_turn=by_turn,
-        step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
+        step=step, ranks=3, tokens_per_micro_batch=60, metrics={},
     )  # fmt: skip
-    steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
+    records = [StepRecord(replace(share, record_ids=ids)) for share in shares]
     generator = torch.Generator().manual_seed(0)
     for update in range(UPDATES):
         batches = [
-            (step, number, forward(micro, generator))
-            for step, share in zip(steps, shares, strict=True)
+            (record, number, forward(micro, generator))
+            for record, share in zip(records, shares, strict=True)
             for number, micro in enumerate(share.micro_batches)
         ]
         loss = component(run.loss)
@@ -80,14 +80,14 @@ def record_run(path, *overrides):
             sums = torch.stack([loss.statistics(batch).double() for *_, batch in batches]).sum(0)
             loss = partial(loss, statistics=sums)
         objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
-        for step, number, batch in batches:
+        for record, number, batch in batches:
             logprobs, entropies = batch.logprobs.requires_grad_(), batch.entropies.requires_grad_()
             value, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
             leaves = [logprobs, entropies]
             grads = torch.autograd.grad(batch.weighted_sum(value), leaves, materialize_grads=True)
-            step.observe(update, number, observation(batch, logprobs, value, grads, metrics))
-    for rank, step in enumerate(steps):
-        step.write(folder, rank)
+            record.observe(update, number, observation(batch, logprobs, value, grads, metrics))
+    for rank, record in enumerate(records):
+        record.write(folder, rank)
     return folder
 
 
