@@ -220,7 +220,8 @@ class SweepStart(Callback):
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
-        numbers = [] if card else job_numbers(sweep, jobs_of(config))
+        self._jobs = jobs_of(config)  # Hydra cannot parse overrides any more at the end
+        numbers = [] if card else job_numbers(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),
             "command": again,
@@ -252,7 +253,7 @@ class SweepStart(Callback):
         if config.get("card"):
             from lab.sweeps.card import write_card  # imports scipy, which other sweeps do not need
 
-            write_card(config.hydra.runtime.choices.loss, sweep, jobs_of(config))
+            write_card(config.hydra.runtime.choices.loss, sweep, self._jobs)
             return
         from lab.report.command import report  # imported here, because every run imports this file
 

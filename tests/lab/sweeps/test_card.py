@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.report.card import Card, Cell, card_of, read_rows, write_page
+from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
 from lab.sweeps.card import ROWS, STORED, price, stages
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SweepFolder
@@ -112,11 +112,11 @@ def test_every_level_of_every_row_is_a_run_that_could_start(row, tmp_path):
         assert "card" not in config
 
 
-def test_stored_cards_have_a_score_strictly_between_0_and_1_in_every_cell():
-    cards = [json.loads(path.read_text()) for path in STORED.glob("*.json")]
-    assert "cispo" in {card["name"] for card in cards}
-    cells = [cell for card in cards if card["name"] == "cispo" for cell in card["cells"]]
-    assert all(0 < score < 1 for cell in cells for score in cell["scores"])
+@pytest.mark.skipif(not STORED.is_dir(), reason="no card is stored")
+def test_no_cell_of_the_stored_card_of_cispo_is_too_easy_or_too_hard():
+    stored = {one.name: one for one in read_cards(STORED)}
+    scores = [score for cell in stored["cispo"].cells for score in cell.scores]
+    assert all(0 < score < 1 for score in scores)
 
 
 @pytest.mark.parametrize(
