@@ -11,7 +11,7 @@ from importlib.resources import files
 from math import isnan, nan, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeAlias
 
 import jinja2
 import msgspec
@@ -19,23 +19,15 @@ import yaml
 from scipy import stats
 
 from lab.report.evaluations import evaluated_versions
+from lab.report.run import RUN_KEYS
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, JobRecord
-from rl.runtime.text import START_KEYS, key_of
+from rl.runtime.text import key_of
 
 LADDER_ROW = "basic"
+Row: TypeAlias = dict[str, Any]  # title, knob, levels, measure, score: as in sweeps/row/*.yaml
 VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which cells differ
-
-
-class Row(msgspec.Struct, frozen=True):
-    """A row of every card: one property, isolated by an experiment with a knob."""
-
-    title: str
-    knob: str  # what the levels change
-    levels: dict[str, Any]  # level -> value of the knob
-    measure: str  # name of the reward whose mean is the score
-    score: str  # the definition of the score
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -90,7 +82,7 @@ class Card(msgspec.Struct):
 def read_rows(folder: Path) -> dict[str, Row]:
     """Return the rows in a folder of YAML files by name."""
     paths = sorted(folder.glob("*.yaml"))
-    return {p.stem: msgspec.convert(yaml.safe_load(p.read_text())["card"], Row) for p in paths}
+    return {path.stem: yaml.safe_load(path.read_text())["card"] for path in paths}
 
 
 def read_cards(folder: Path) -> list[Card]:
@@ -108,11 +100,11 @@ def card_of(
     commits: dict[str, None] = {}
     for record in records:
         own = dict(item.split("=", 1) for item in record.overrides if key_of(item) in VARIED)
-        others = [item for item in record.overrides if key_of(item) not in {*VARIED, *START_KEYS}]
+        others = [item for item in record.overrides if key_of(item) not in {*VARIED, *RUN_KEYS}]
         if record.state != DONE or {*others} != {*common} or own.keys() != {*VARIED}:
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
-        scores = [_mean(folder, one, rows[row].measure) for one in evaluated_versions(folder)]
+        scores = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
@@ -144,14 +136,14 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
         shown.append({"row": played[name], "lines": [own, *others]})
         lower = [one["name"] for one in others if own["high"] < one["low"]]
         higher = [one["name"] for one in others if own["low"] > one["high"]]
-        clear += [f"{played[name].title}: lower than {', '.join(lower)}"] if lower else []
-        clear += [f"{played[name].title}: higher than {', '.join(higher)}"] if higher else []
+        clear += [f"{played[name]['title']}: lower than {', '.join(lower)}"] if lower else []
+        clear += [f"{played[name]['title']}: higher than {', '.join(higher)}"] if higher else []
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.report").joinpath("card.html").read_text())
-    missing = [row.title for name, row in rows.items() if name not in played]
+    missing = [row["title"] for name, row in rows.items() if name not in played]
     page = {"cards": [card, *stored], "rows": shown, "clear": clear, "missing": missing}
     path.write_text(template.render(card=card, **page), errors="replace")
-    lines = [f"{one['row'].title:32} {one['lines'][0]['text']}" for one in shown]
+    lines = [f"{one['row']['title']:32} {one['lines'][0]['text']}" for one in shown]
     return "\n".join([f"report card of {card.name}", *lines, *clear, f"page    {path}"])
 
 
@@ -161,7 +153,7 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
     levels = [
         f"{' '.join(value) if isinstance(value, dict) else value}: "
         f"{fmean(cell.starts):.2f} → {fmean(cell.scores):.2f}"
-        for level, value in row.levels.items()
+        for level, value in row["levels"].items()
         for cell in card.of(name)
         if cell.level == level
     ]

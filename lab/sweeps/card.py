@@ -8,9 +8,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from lab.report.card import LADDER_ROW, VARIED, Card, card_of, read_cards, read_rows, write_page
+from lab.report.run import RUN_KEYS
 from rl.config.shipped import SHIPPED
 from rl.runtime.sweep_folder import DONE, SweepFolder, identity, sweep_of_this_process
-from rl.runtime.text import START_KEYS, key_of, say
+from rl.runtime.text import key_of, say
 from rl.terminal.panel import duration
 
 ROWS, STORED = SHIPPED / "sweeps" / "row", SHIPPED / "baselines" / "report_card"
@@ -53,7 +54,7 @@ def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
         kept = [item for item in job if key_of(item) not in ("row", "card.level", RATE)]
         for rate in [own[RATE]] if RATE in own else rates:
             ladder[*kept, f"row={LADDER_ROW}", "card.level=easy", f"{RATE}={rate}"] = None
-        if own["row"] != LADDER_ROW and own["card.level"] in rows[own["row"]].levels:
+        if own["row"] != LADDER_ROW and own["card.level"] in rows[own["row"]]["levels"]:
             others.append([item for item in job if key_of(item) != RATE])
     return [list(job) for job in ladder], others
 
@@ -70,7 +71,7 @@ def price(sweep: SweepFolder, jobs: Jobs) -> str:
 
 def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
     """Return the card of the finished jobs with the overrides that all of `jobs` share."""
-    common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *START_KEYS}]
+    common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))
 

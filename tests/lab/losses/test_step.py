@@ -12,9 +12,9 @@ from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.rollouts.plan import plan_batch
-from tests.lab.losses.test_compare_losses import STEP, record_run
 from tests.support.forked_groups import forked_groups
 from tests.support.ranks import on_ranks, per_world
+from tests.support.recorded_run import STEP, record_run
 
 FAST = ("model.dtype=float32", "optim.learning_rate=0.01", "optim.warmup_steps=0")
 

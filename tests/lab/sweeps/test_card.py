@@ -105,7 +105,7 @@ def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(swe
 
 @pytest.mark.parametrize("row", ROW_NAMES)
 def test_every_level_of_every_row_is_a_run_that_could_start(row, tmp_path):
-    for level in read_rows(ROWS)[row].levels:
+    for level in read_rows(ROWS)[row]["levels"]:
         choices = [f"row={row}", f"card.level={level}", f"output_dir={tmp_path}"]
         config = composed(*choices, sweep="report_card")
         check_all(config)
