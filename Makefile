@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline verifiers cluster op browser lock-check cuda-check clean
+.PHONY: help install train test lint bench baseline claims verifiers cluster op browser lock-check cuda-check clean
 
 # Take the first Python that is new enough. Run each candidate, because a version manager's shim accepts any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -50,6 +50,9 @@ baseline: $(STAMP) ## compare the default's learning with the stored curves; ARG
 	@folder=outputs/sweeps/baseline-$$(date +%Y%m%d-%H%M%S); \
 	    $(BIN)/python train.py --config-dir sweeps --config-name baseline hydra.sweep.dir=$$folder $(ARGS) && \
 	    $(BIN)/python -m benchmarks.baseline $$folder $(STORE)
+
+claims: $(STAMP) ## judge the published claims in claims/ here, some hours; ARGS="clip_higher hours=1" plays one
+	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 # Its two generations exclude each other, and one needs other versions than our lock, so neither is installed in .venv.
 verifiers: .venv/verifiers-v1 .venv/verifiers-classic ## install both generations of the verifiers library for its tests, outside .venv's packages

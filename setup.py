@@ -9,7 +9,7 @@ from shutil import copytree, ignore_patterns, rmtree
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-FOLDERS = ("conf", "sweeps", "models", "examples/my-lab")
+FOLDERS = ("conf", "sweeps", "models", "baselines", "examples/my-lab")
 ENTRY_POINTS = ["train", "evaluate", "report", "view", "plan", "optimize_prompt", "compare_losses"]
 SINGLE_FILES = (*(f"{name}.py" for name in ENTRY_POINTS), "docs/from-verifiers.md")
 

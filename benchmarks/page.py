@@ -43,7 +43,8 @@ Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    others = (OWN_PAGE, "baseline", Path(__file__).stem)  # baseline compares runs, `make baseline`
+    # baseline and claims compare runs: make baseline, make claims
+    others = (OWN_PAGE, "baseline", "claims", Path(__file__).stem)
     return [name for name in names if name not in others]
 
 

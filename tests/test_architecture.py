@@ -47,7 +47,8 @@ MAY_IMPORT = {
     "lab.python_api": "rl.config rl.runtime rl.supervisor rl.terminal lab.cli lab.evaluation",
     "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
-    "lab.losses": "rl.config rl.dry_call rl.learner rl.runtime lab.cli lab.viewer losses",
+    "lab.losses": "rl.records rl.config rl.dry_call rl.rollouts rl.learner rl.runtime lab.cli "
+    "lab.viewer losses",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.viewer envs",
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "

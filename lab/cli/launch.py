@@ -51,6 +51,7 @@ OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 _SEARCH_PATH = "hydra.searchpath="
+_NOT_OF_A_RUN = ("card", "claim")  # keys of the sweeps in sweeps/report_card.yaml and claims/
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
 _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
@@ -98,7 +99,8 @@ def as_plain_dict(config: DictConfig) -> dict[str, Any]:
         where, why = getattr(error, "full_key", None), str(error).splitlines()[0]
         raise ConfigError([f"{where}: {why}" if where else why]) from None
     assert isinstance(plain, dict)
-    return with_endpoints({str(key): value for key, value in plain.items()})
+    kept = {str(key): value for key, value in plain.items() if key not in _NOT_OF_A_RUN}
+    return with_endpoints(kept)
 
 
 def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:

@@ -170,16 +170,32 @@ def use_until(config: DictConfig) -> None:
     Plugins.instance().class_name_to_class[sweeper] = UntilDecided
 
 
+def use_card(config: DictConfig) -> None:
+    """Let Hydra make the sweeper of a report card; raise ConfigError if that is impossible."""
+    sweeper = str(config.hydra.sweeper._target_)
+    varied = {
+        key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
+    }
+    if other := sorted(varied - {"row", "card.level", "seed"}):
+        problem = f"a report card has one value of {', '.join(other)}: start one for each value"
+        raise ConfigError([problem])
+    from lab.sweeps.card import CardSweeper
+
+    Plugins.instance().class_name_to_class[sweeper] = CardSweeper  # as in use_until
+
+
 class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        until = config.get("until")
+        until, card = config.get("until"), config.get("card")
         folder = Path(str(config.hydra.sweep.dir)).absolute()
-        is_named = any(item.startswith(_DIR) for item in config.hydra.overrides.hydra)
-        if folder.exists() and not is_named:  # another sweep started in the same second
+        is_new = "${now:" in str(OmegaConf.to_container(config.hydra.sweep)["dir"])
+        if folder.exists() and is_new:  # another sweep started in the same second
             folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         try:
             if until:
                 use_until(config)
+            elif card:
+                use_card(config)
             slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
             _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
@@ -189,7 +205,9 @@ class SweepStart(Callback):
             config.hydra.sweep.dir = str(folder)  # ${now:...} would differ between jobs
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
-        again, numbers = rerun_command(sys.orig_argv, folder), job_numbers(sweep, jobs_of(config))
+        again = rerun_command(sys.orig_argv, folder)
+        self._jobs = jobs_of(config)  # Hydra cannot parse overrides any more at the end
+        numbers = [] if card else job_numbers(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),
             "command": again,
@@ -218,6 +236,11 @@ class SweepStart(Callback):
         if (sweep := sweep_of_this_process()) is None:
             return  # the sweep never started, but Hydra 1.4 still calls every callback
         del os.environ[SWEEP_VARIABLE]
+        if config.get("card"):
+            from lab.sweeps.card import write_card  # imports scipy, which other sweeps do not need
+
+            write_card(config.hydra.runtime.choices.loss, sweep, self._jobs)
+            return
         from lab.report.command import report  # imported here, because every run imports this file
 
         report([sweep.path], sweep.path / "report.html")

@@ -50,6 +50,7 @@ class Arm:
     run: Run
     base: Run  # the run that recorded the tokens
     ignored: tuple[str, ...] = ()  # differing keys outside CHANGEABLE; the comparison ignores them
+    has_model: bool = False  # whether the comparison computes the model (step=true)
 
     @property
     def changes(self) -> list[str]:
@@ -57,8 +58,10 @@ class Arm:
 
     def __post_init__(self) -> None:
         """Raise ValueError if this arm needs a quantity that the token record does not contain."""
-        if Learned.of(self.run).compares_distributions:
-            raise ValueError(f"{self.name}: a loss that compares distributions needs the model")
+        if Learned.of(self.run).compares_distributions and not self.has_model:
+            raise ValueError(
+                f"{self.name}: this loss compares distributions: it needs the model (step=true)"
+            )
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
@@ -83,6 +86,13 @@ class Arm:
     def _is_unchanged(self, key: str) -> bool:
         return getattr(self.run, key) == getattr(self.base, key)
 
+    def credited(self, batch: RecordedBatch, folder: RunFolder) -> tuple[Tokens, Tensor]:
+        """Return the tokens with this arm's advantages, and the weight of each token [N]."""
+        tokens, weights = batch.tokens, batch.weights
+        if not self._is_unchanged("advantage"):
+            tokens = _recompute_advantages(batch, folder, self.run, self.name)
+        return tokens, weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
+
     def gradient(
         self, batch: RecordedBatch, folder: RunFolder, beta: float
     ) -> tuple[float, Tensor]:
@@ -90,12 +100,10 @@ class Arm:
 
         `beta`: the recorded weight of the KL penalty. An arm with another `kl` does not use it.
         """
-        tokens, kl = batch.tokens, build(self.run.kl)()
-        if self.run.kl["beta"] and tokens.ref_logprobs is None:
+        kl = build(self.run.kl)()
+        if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
             raise ValueError(f"{self.name}: the run recorded no reference logprobs: leave kl out")
-        if not self._is_unchanged("advantage"):
-            tokens = _recompute_advantages(batch, folder, self.run, self.name)
-        weights = batch.weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
+        tokens, weights = self.credited(batch, folder)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
         objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
         objective = replace(objective, **schedules.options("", batch.step))
@@ -113,11 +121,11 @@ class Arm:
         return value.item(), logprobs.grad
 
 
-def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
+def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) -> list[Arm]:
     """Return the run's own arm, and an arm per combination of the override values in `words`."""
     try:
         base = Run.load(folder.config)
-        arms = [Arm(RECORDED, base, base)]
+        arms = [Arm(RECORDED, base, base, has_model=has_model)]
         parsed = OverridesParser.create().parse_overrides(list(words))
     except HydraException as error:
         raise explain_hydra_error(error, list(words)) from error
@@ -142,7 +150,7 @@ def arms_of(folder: RunFolder, words: Sequence[str]) -> list[Arm]:
         others = config.keys() - {*CHANGEABLE, "run_name"}
         ignored = sorted(key for key in others if config[key] != before.get(key))
         run = run_with_facts(split_schedules(config))
-        arms.append(Arm(" ".join(chosen), run, base, tuple(ignored)))
+        arms.append(Arm(" ".join(chosen), run, base, tuple(ignored), has_model))
     return arms
 
 

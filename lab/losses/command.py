@@ -15,7 +15,7 @@ from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
 from lab.viewer.token_record import tokenizer_of
 from rl.config.schema import ConfigError
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.metrics import read_metrics
 from rl.runtime.text import printable
 
@@ -31,10 +31,11 @@ Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
     steps=40..60      first and last step (default: all recorded steps)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
+    step=true         instead, take each loss's optimizer step from a checkpoint (minutes)
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
-_OPTIONS = ("steps=", "tokens=", "out=")
+_OPTIONS = ("steps=", "tokens=", "out=", "step=")
 
 
 def main(words: list[str]) -> int:
@@ -79,6 +80,9 @@ def _compare(
     count = options.get("tokens", "10")
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
+    if options.get("step") == "true":
+        _print_steps(folder, words, steps, console)
+        return
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
@@ -103,6 +107,25 @@ def _compare(
     shown = {"run": folder.name, "basis": basis, "columns": COLUMNS, "rows": rows}
     write_page(page, arms, tokens, grads, **shown)
     console.print(f"\npage    {page}", markup=False)
+
+
+def _print_steps(
+    folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
+) -> None:
+    """Print what the optimizer step of each loss does, from the newest checkpoint with a record."""
+    from lab.losses.step import COLUMNS, steps_taken  # imports DeepSpeed
+
+    arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
+    found = [path for path in folder.complete_checkpoints() if step_of(path) in usable]
+    if not found or any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms):
+        raise ValueError(
+            f"{folder}: step=true needs a checkpoint with recorded tokens of the next two steps "
+            "(trainer.checkpoint_every=10 max_steps=22), no critic and no KL penalty in the reward"
+        )
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for row in steps_taken(folder, arms, found[-1]):
+        table.add_row(*row)
+    console.print(f"log pi of the next batch's answers, after a step from {found[-1].name}", table)
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:

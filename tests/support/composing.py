@@ -27,12 +27,13 @@ def composed(
     sweep: str | None = None,
     config_dir: Path | None = None,
     primary: str = "train",
+    folder: Path = SWEEPS,
 ) -> dict[str, Any]:
-    """Return the resolved configuration of conf/<primary>.yaml, or of a file in sweeps/.
+    """Return the resolved configuration of conf/<primary>.yaml, or of the file `sweep` in `folder`.
 
     `config_dir` is a folder with further choices, as for --config-dir.
     """
-    folder, primary = (SWEEPS, sweep) if sweep else (CONF, primary)
+    folder, primary = (folder, sweep) if sweep else (CONF, primary)
     with initialize_config_dir(str(folder), version_base=None):
         own = f",file://{config_dir}" if config_dir else ""
         search = f"hydra.searchpath=[file://{CONF}{own}]"

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -12,83 +11,14 @@ from lab.losses.command import difference, main
 from lab.losses.recorded import recorded_batches, recorded_steps, recorded_tokens, token_table
 from lab.python_api import load_run
 from losses.tokens import ratio_to
-from rl.config.build import build, component
-from rl.config.learned import Learned
-from rl.config.schedules import split_schedules
-from rl.dry_call.learn import run_with_facts
-from rl.learner.objective import Batch, Objective
-from rl.learner.observation import observation
-from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
-from rl.rollouts.service import trained_line
-from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, read_rows, write_lines
-from rl.trainer.trained_tokens import StepRecord
-from tests.support.composing import REPO, composed
+from tests.support.composing import REPO
 from tests.support.forked_groups import forked_groups
+from tests.support.recorded_run import STEP, UPDATES, record_run
 
-STEP, UPDATES = 5, 2
 ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
 LOSSES = [name for name in ALL if not name.endswith("_topk")]  # those compare distributions
-
-
-def forward(micro, generator):
-    """Return a micro-batch with made-up outputs of a forward pass, old and reference logprobs."""
-    batch = Batch.of(micro, torch.device("cpu"), STEP)
-    shifts = torch.randn(3, len(batch.turns), generator=generator) * 0.4
-    old, ref, logprobs = batch.rollout_logprobs + shifts
-    outputs = {"logprobs": logprobs, "entropies": shifts[0].abs()}
-    return replace(batch, old_logprobs=old, ref_logprobs=ref, **outputs)
-
-
-def record_run(path, *overrides):
-    """Write the files of a run with one step of two updates and three ranks, without a model."""
-    options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
-    run = run_with_facts(split_schedules(composed(*options)))
-    folder = RunFolder(path)
-    run.save(folder.config)
-    command = ["python", "train.py"]
-    record = {"overrides": options, "command": command, "started_in": str(REPO)}
-    folder.overrides.write_text(json.dumps(record))
-    groups = forked_groups(num_groups=6)
-    lines = [
-        {"id": id, **trained_line(group, rollout, credit, True)}
-        for group in groups
-        for id, rollout, credit in zip(
-            group.rollout_ids, group.rollouts, group.credits, strict=True
-        )
-    ]
-    folder.rollouts_of(STEP).parent.mkdir(exist_ok=True)
-    folder.rollouts_of(STEP).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    TokenRecord(num_groups=None).write(folder, STEP, groups)
-    ids = TokenRecord(num_groups=None).ids(groups, groups)
-    by_turn = Learned.of(run).aggregation_takes_turns
-    shares = plan_batch(
-        groups, build(run.aggregation), per_turn=by_turn,
-        step=STEP, ranks=3, tokens_per_micro_batch=60, metrics={},
-    )  # fmt: skip
-    steps = [StepRecord(replace(share, record_ids=ids)) for share in shares]
-    generator = torch.Generator().manual_seed(0)
-    for update in range(UPDATES):
-        batches = [
-            (step, number, forward(micro, generator))
-            for step, share in zip(steps, shares, strict=True)
-            for number, micro in enumerate(share.micro_batches)
-        ]
-        loss = component(run.loss)
-        if hasattr(loss, "statistics"):
-            sums = torch.stack([loss.statistics(batch).double() for *_, batch in batches]).sum(0)
-            loss = partial(loss, statistics=sums)
-        objective = Objective(loss, build(run.correction), build(run.kl)(), 0.01)
-        for step, number, batch in batches:
-            logprobs, entropies = batch.logprobs.requires_grad_(), batch.entropies.requires_grad_()
-            value, metrics = objective.per_token(batch, logprobs, entropies, run.kl["beta"])
-            leaves = [logprobs, entropies]
-            grads = torch.autograd.grad(batch.weighted_sum(value), leaves, materialize_grads=True)
-            step.observe(update, number, observation(batch, logprobs, value, grads, metrics))
-    for rank, step in enumerate(steps):
-        step.write(folder, rank)
-    return folder
 
 
 @pytest.mark.parametrize("loss", LOSSES)

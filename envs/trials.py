@@ -1,0 +1,94 @@
+"""Variants of reverse-text for the report card of a loss (sweeps/report_card.yaml).
+
+With `turns` above 1 an episode asks for several words, and its rewards are means over the turns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from envs.episode import Episode, Example, Split
+from envs.messages import Message, assistant, user
+from envs.protocol import checked_weights
+from envs.reverse_text import ReverseText
+
+_LONGEST = 32  # characters of an answer with the full reward for length
+_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # name of a reward -> probability of a flip
+_REWARDS = ("exact", "copied", "length", *_FLIPS)
+
+
+@dataclass(kw_only=True, eq=False)
+class Trials(ReverseText):
+    """Write words backwards. sweeps/report_card.yaml explains the four options."""
+
+    name = "trials"
+
+    turns: int
+    copied: float
+    uneven: float
+    copy_tasks: float
+
+    def __post_init__(self) -> None:
+        weights, self.reward_weights = self.reward_weights, {}
+        super().__post_init__()
+        self.reward_weights = checked_weights(
+            {name: weight for name, weight in weights.items() if weight}, _REWARDS
+        )
+        self.max_turns, self._noise = self.turns, Random("trials/noise")
+
+    def examples(self, split: Split) -> list[Example]:
+        words = self._eval_words if split == "eval" else self._train_words
+        if split == "train":
+            words = [self._made_uneven(index, word) for index, word in enumerate(words)]
+        examples = []
+        for index in range(len(words)):
+            of_episode = [words[(index + turn) % len(words)] for turn in range(self.turns)]
+            is_copy = split == "eval" and self.copy_tasks > 0 and index % 2 == 1
+            info = {"words": of_episode, "is_copy": is_copy}
+            examples.append(Example(index, self.name, [_asked(of_episode[0], is_copy)], info))
+        return examples
+
+    def _made_uneven(self, index: int, word: str) -> str:
+        """Return one letter or a long word for the share `uneven` of the indices."""
+        if index % 10 >= 10 * self.uneven:
+            return word
+        return word[0] if index % 2 else word * 4
+
+    async def reply(self, episode: Episode, message: Message) -> list[Message] | None:  # noqa: ARG002
+        words = episode.example.info["words"]
+        return [_asked(words[episode.turns])] if episode.turns < self.turns else None
+
+    async def score(self, episode: Episode) -> dict[str, float]:
+        """Return the rewards; `kept` is the result of an example that asks for a copy."""
+        info = episode.example.info
+        said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
+        pairs = list(zip(said, info["words"], strict=False))
+        backwards = sum(text == word[::-1] for text, word in pairs) / self.turns
+        copies = sum(text == word for text, word in pairs) / self.turns
+        return {
+            "exact": backwards,
+            "copied": copies,
+            "length": min(sum(map(len, said)) / self.turns / _LONGEST, 1.0),
+            **{
+                name: 1 - backwards if self._noise.random() < probability else backwards
+                for name, probability in _FLIPS.items()
+            },
+            **({"kept": copies} if info["is_copy"] else {}),
+        }
+
+    def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
+        """Yield conversations of `turns` words, which may be copied (`copied`, `copy_tasks`)."""
+        single = super().demonstrations(rng)
+        while True:
+            conversation: list[Message] = []
+            is_copy = rng.random() < self.copy_tasks
+            for _ in range(self.turns):
+                answer = next(single)[1]["content"]
+                copies = is_copy or rng.random() < self.copied
+                question = _asked(answer[::-1], is_copy)
+                conversation += [question, assistant(answer[::-1] if copies else answer)]
+            yield conversation
+
+
+def _asked(word: str, is_copy: bool = False) -> Message:
+    return user(f"{'copy' if is_copy else 'reverse'}: {word}")

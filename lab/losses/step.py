@@ -1,0 +1,82 @@
+"""Take the optimizer step of each loss from the same checkpoint, and score other answers.
+
+    checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
+
+The answers of step k + 1 are held out: the step does not train them.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.losses.arms import Arm
+from lab.losses.recorded import recorded_batches, rollout_lines
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch
+from rl.learner.ranks import Ranks
+from rl.records import RankBatch, SampledColumns, TrainingRow, columns_of
+from rl.rollouts.plan import plan, weighted_row
+from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.token_files import RecordedRow, read_rows
+
+COLUMNS = ("loss", "better answers", "worse answers", "absolute change")
+_NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns).items()}
+
+
+def steps_taken(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
+    """Yield a row of COLUMNS for each arm: mean changes of log pi of the held-out answers.
+
+    An answer is better (worse) than its group if its recorded advantage is above (below) 0.
+    """
+    step = step_of(checkpoint)
+    batch, lines = recorded_batches(folder, step)[0], rollout_lines(folder, step + 1)
+    answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
+    ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
+    signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
+    held_out = [_row(row, rollout_id=ids[row.id]) for row in answers.values()]
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    with tempfile.TemporaryDirectory() as name:
+        ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
+        for arm in arms:
+            learner = Learner(arm.run, folder, ranks)
+            learner.load(checkpoint)
+            tokens, weights = arm.credited(batch, folder)
+            trained = []
+            for number, row in enumerate(batch.rows):
+                own = tokens.sequence_ids == number
+                credit = (tokens.advantages[own].numpy(), weights[own].numpy())
+                fields = {"rollout_id": "rollout_ids", "group_id": "group_ids", "source": "source"}
+                fields["first_position"] = "positions"
+                place = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
+                trained.append(_row(row, *credit, number=row.row, **place))
+            scored = _planned(learner, held_out, step)
+            before = _logprobs(learner, scored, len(ids))
+            learner.update(_planned(learner, trained, step))
+            change = _logprobs(learner, scored, len(ids)) - before
+            means = (change[signs > 0].mean(), change[signs < 0].mean(), change.abs().mean())
+            yield [arm.name, *(f"{mean:+.4f}" for mean in means)]
+
+
+def _row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
+    sampled: dict[str, Any] = {_NAMES[key]: np.nan_to_num(x) for key, x in row.sampled.items()}
+    return weighted_row(TrainingRow(**sampled), advantages, weights, **place)
+
+
+def _planned(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
+    settings = {"step": step, "ranks": 1, "metrics": {}, "shares_prefixes": learner.shares_prefixes}
+    return plan(rows, tokens_per_micro_batch=8192, **settings)[0]
+
+
+def _logprobs(learner: Learner, batch: RankBatch, count: int) -> Tensor:
+    """Return log pi of each of `count` answers, the sum over its tokens."""
+    sums = torch.zeros(count)
+    for micro in batch.micro_batches:
+        tokens = Batch.of(micro, learner.policy.ranks.device, batch.step)
+        sums.index_add_(0, tokens.rollout_ids.cpu(), learner.policy.score(tokens).cpu())
+    return sums

@@ -1,0 +1,163 @@
+"""The report card of a loss: scores of small experiments, beside the stored cards of other losses.
+
+sweeps/report_card.yaml is the sweep, sweeps/row/*.yaml are the rows, docs/report-card.md explains
+the numbers. A cell is the runs of a row at one level and one learning rate.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from math import isnan, nan, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias
+
+import jinja2
+import msgspec
+import yaml
+from scipy import stats
+
+from lab.report.evaluations import evaluated_versions
+from lab.report.run import RUN_KEYS
+from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import read_record
+from rl.runtime.sweep_folder import DONE, JobRecord
+from rl.runtime.text import key_of
+
+LADDER_ROW = "basic"
+Row: TypeAlias = dict[str, Any]  # title, knob, levels, measure, score: as in sweeps/row/*.yaml
+VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which cells differ
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """The runs of a row at one level and one learning rate."""
+
+    row: str
+    level: str
+    rate: float
+    starts: list[float]  # the score of the untrained policy by seed
+    scores: list[float]  # the score of the last version by seed
+    seconds: float  # mean duration of a run, its start included
+
+
+class Card(msgspec.Struct):
+    """All cells of a loss."""
+
+    name: str
+    day: str
+    commit: str
+    minutes: float
+    cells: list[Cell]
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate with the best score in the first row, None without that row."""
+        return max(self.ladder, key=lambda rate: self.ladder[rate], default=None)
+
+    @property
+    def ladder(self) -> dict[float, float]:
+        """The mean score of the first row by learning rate."""
+        return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
+
+    def of(self, row: str) -> list[Cell]:
+        """Return the cells of a row at the chosen learning rate."""
+        return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
+
+    def interval(self, row: str) -> tuple[float, float]:
+        """Return the mean score of a row and the radius of its 95 % interval over seeds.
+
+        The variance between seeds is pooled over all cells of the row, also those of the ladder.
+        """
+        scores = [score for cell in self.of(row) for score in cell.scores]
+        pooled = [cell.scores for cell in self.cells if cell.row == row]
+        freedom = sum(len(one) - 1 for one in pooled)
+        if not freedom or not scores:
+            return fmean(scores) if scores else nan, nan
+        squares = sum((score - fmean(one)) ** 2 for one in pooled for score in one)
+        radius = stats.t.ppf(0.975, freedom) * sqrt(squares / freedom / len(scores))
+        return fmean(scores), float(radius)
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Return the rows in a folder of YAML files by name."""
+    paths = sorted(folder.glob("*.yaml"))
+    return {path.stem: yaml.safe_load(path.read_text())["card"] for path in paths}
+
+
+def read_cards(folder: Path) -> list[Card]:
+    """Return the stored cards, in the order of their names."""
+    return [
+        msgspec.json.decode(path.read_bytes(), type=Card) for path in sorted(folder.glob("*.json"))
+    ]
+
+
+def card_of(
+    name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
+) -> Card:
+    """Return the card of the jobs that are done and whose other overrides are `common`."""
+    runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
+    commits: dict[str, None] = {}
+    for record in records:
+        own = dict(item.split("=", 1) for item in record.overrides if key_of(item) in VARIED)
+        others = [item for item in record.overrides if key_of(item) not in {*VARIED, *RUN_KEYS}]
+        if record.state != DONE or {*others} != {*common} or own.keys() != {*VARIED}:
+            continue
+        folder, row = RunFolder(Path(str(record.folder))), own["row"]
+        scores = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
+        seconds = (record.ended or 0.0) - (record.started or 0.0)
+        key = row, own["card.level"], float(own["optim.learning_rate"])
+        runs[key].append((scores[0], scores[-1], seconds))
+        commits[str(read_record(folder).get("commit"))[:10]] = None
+    cells = [
+        Cell(*key, *map(list, (starts, scores)), fmean(seconds))
+        for key, of_cell in runs.items()
+        for starts, scores, seconds in [zip(*of_cell, strict=True)]
+    ]
+    minutes = sum(cell.seconds * len(cell.scores) for cell in cells) / 60
+    return Card(name, time.strftime("%Y-%m-%d"), ", ".join(commits), minutes, cells)
+
+
+def _mean(folder: RunFolder, version: int, measure: str) -> float:
+    """Return the mean of a named reward over the held-out rollouts that have it."""
+    lines = folder.read(folder.evaluation_of(version)).splitlines()
+    rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
+    return fmean(reward for reward in rewards if reward is not None)
+
+
+def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, Row]) -> str:
+    """Write the page and, beside it, the card as JSON. Return the text for the terminal."""
+    stored = [one for one in stored if one.name != card.name]
+    path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
+    played = {name: row for name, row in rows.items() if card.of(name)}
+    shown, clear = [], []
+    for name in sorted(played, key=lambda name: name != LADDER_ROW):
+        own, *others = (_line(one, name, played[name]) for one in (card, *stored) if one.of(name))
+        shown.append({"row": played[name], "lines": [own, *others]})
+        lower = [one["name"] for one in others if own["high"] < one["low"]]
+        higher = [one["name"] for one in others if own["low"] > one["high"]]
+        clear += [f"{played[name]['title']}: lower than {', '.join(lower)}"] if lower else []
+        clear += [f"{played[name]['title']}: higher than {', '.join(higher)}"] if higher else []
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("lab.report").joinpath("card.html").read_text())
+    missing = [row["title"] for name, row in rows.items() if name not in played]
+    page = {"cards": [card, *stored], "rows": shown, "clear": clear, "missing": missing}
+    path.write_text(template.render(card=card, **page), errors="replace")
+    lines = [f"{one['row']['title']:32} {one['lines'][0]['text']}" for one in shown]
+    return "\n".join([f"report card of {card.name}", *lines, *clear, f"page    {path}"])
+
+
+def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
+    """Return what the page shows of one card in one row."""
+    mean, radius = card.interval(name)
+    levels = [
+        f"{' '.join(value) if isinstance(value, dict) else value}: "
+        f"{fmean(cell.starts):.2f} → {fmean(cell.scores):.2f}"
+        for level, value in row["levels"].items()
+        for cell in card.of(name)
+        if cell.level == level
+    ]
+    low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
+    line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
+    ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
+    return line | {"text": f"{mean:.2f}  {ends}"}

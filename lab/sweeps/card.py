@@ -1,0 +1,83 @@
+"""Play the report card of a loss: first the ladder of learning rates, then the other rows."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lab.report.card import LADDER_ROW, VARIED, Card, card_of, read_cards, read_rows, write_page
+from lab.report.run import RUN_KEYS
+from rl.config.shipped import SHIPPED
+from rl.runtime.sweep_folder import DONE, SweepFolder, identity, sweep_of_this_process
+from rl.runtime.text import key_of, say
+from rl.terminal.panel import duration
+
+ROWS, STORED = SHIPPED / "sweeps" / "row", SHIPPED / "baselines" / "report_card"
+RATE = "optim.learning_rate"
+TYPICAL_S = 40.0  # seconds of a run while no card is stored
+Jobs = list[list[str]]
+
+
+class CardSweeper(BasicSweeper):
+    """A Hydra sweeper that chooses the learning rate of most jobs by the first jobs."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        """Launch the jobs of the first row at each learning rate, then those of the other rows."""
+        sweep = sweep_of_this_process()
+        assert sweep is not None
+        assert self.config is not None
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        (jobs,) = self.split_arguments(parser.parse_overrides(arguments), None)
+        ladder, others = stages(jobs, self.config.card.ladder)
+        say(price(sweep, [*ladder, *others]))
+        returns = self._launch(sweep, ladder, 0)
+        rate = f"{RATE}={played_card('', sweep, jobs).rate}"
+        return returns + self._launch(sweep, [[*job, rate] for job in others], len(ladder))
+
+    def _launch(self, sweep: SweepFolder, jobs: Jobs, first: int) -> list[Any]:
+        assert self.launcher is not None
+        sweep.claim_all(jobs)
+        returns = list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []
+        for one in returns:
+            _ = one.return_value  # raises the error of the job
+        return returns
+
+
+def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
+    """Return the jobs of the ladder of learning rates, and the other jobs, still without a rate."""
+    rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
+    for job in jobs:
+        own = {key_of(item): item.partition("=")[2] for item in job}
+        kept = [item for item in job if key_of(item) not in ("row", "card.level", RATE)]
+        for rate in [own[RATE]] if RATE in own else rates:
+            ladder[*kept, f"row={LADDER_ROW}", "card.level=easy", f"{RATE}={rate}"] = None
+        if own["row"] != LADDER_ROW and own["card.level"] in rows[own["row"]]["levels"]:
+            others.append([item for item in job if key_of(item) != RATE])
+    return [list(job) for job in ladder], others
+
+
+def price(sweep: SweepFolder, jobs: Jobs) -> str:
+    """Return the number of jobs that are not done and the minutes that they are likely to take."""
+    ended = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
+    done = {*ended, *(tuple(item for item in one if key_of(item) != RATE) for one in ended)}
+    left = [job for job in jobs if identity(job) not in done]
+    seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
+    total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
+    return f"{len(left)} runs to play, about {duration(total)} (each {duration(fmean(seconds))})"
+
+
+def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
+    """Return the card of the finished jobs with the overrides that all of `jobs` share."""
+    common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
+    name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
+    return card_of(name, sweep.records().values(), common, read_rows(ROWS))
+
+
+def write_card(name: str, sweep: SweepFolder, jobs: Jobs) -> None:
+    """Write the page of what was played, and print its numbers."""
+    card, page = played_card(name, sweep, jobs), sweep.path / "report.html"
+    if card.cells:
+        say(write_page(page, card, read_cards(STORED), read_rows(ROWS)))

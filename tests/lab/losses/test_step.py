@@ -1,0 +1,76 @@
+"""compare_losses.py with step=true takes the optimizer step of a loss."""
+
+from dataclasses import replace
+
+import torch
+
+from lab.losses.arms import arms_of
+from lab.losses.command import main
+from lab.losses.step import steps_taken
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch
+from rl.rollouts.plan import plan_batch
+from tests.support.forked_groups import forked_groups
+from tests.support.ranks import on_ranks, per_world
+from tests.support.recorded_run import STEP, record_run
+
+FAST = ("model.dtype=float32", "optim.learning_rate=0.01", "optim.warmup_steps=0")
+
+
+def answers(learner, batch):
+    """Return log pi of each rollout."""
+    sums = torch.zeros(18)
+    for micro in batch.micro_batches:
+        tokens = Batch.of(micro, torch.device("cpu"), STEP)
+        sums.index_add_(0, tokens.rollout_ids, learner.policy.score(tokens))
+    return sums
+
+
+@per_world("case", {1: ["alone"]})
+@on_ranks
+def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
+    folder = record_run(setup.new_folder(), *FAST)
+    record_run(folder.path, *FAST, step=STEP + 1)  # the same answers, held out here
+    folder.set_model(setup.sources["float32"])
+    run = Run.load(folder.config)
+    learner, checkpoint = Learner(run, folder, setup.ranks), folder.checkpoint(STEP)
+    checkpoint.mkdir(parents=True)
+    learner.save(checkpoint)
+    groups = forked_groups(num_groups=6)
+    trains = [
+        replace(group, credits=tuple(replace(one, trains=True) for one in group.credits))
+        for group in groups
+    ]
+    batch, everything = (
+        plan_batch(
+            some, build(run.aggregation), step=STEP, ranks=1, tokens_per_micro_batch=99, metrics={}
+        )[0]
+        for some in (groups, trains)
+    )
+    before = answers(learner, everything)
+    learner.update(batch)
+    change = answers(learner, everything) - before
+    better = torch.tensor([c.advantages[0] > 0 for group in groups for c in group.credits])
+    arms = arms_of(folder, ["loss=gspo"], has_model=True)
+    own, other = steps_taken(folder, arms, checkpoint)
+    for found, expected in ((own[1], change[better].mean()), (own[3], change.abs().mean())):
+        assert abs(float(found) - float(expected)) < 2e-4
+    assert abs(float(own[3])) > 0.01
+    assert other[0] == "loss=gspo"
+    assert other[1:] != own[1:]
+
+
+def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
+    folder = record_run(tmp_path)
+    record_run(tmp_path, step=STEP + 1)
+    folder.checkpoint(STEP + 1).mkdir(parents=True)  # nothing was recorded after it
+    assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
+    assert "step=true needs a checkpoint" in capsys.readouterr().err
+
+
+def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):
+    choices = ["loss=jsd_topk", "reference=model", "reference.path=somewhere"]
+    _, arm = arms_of(record_run(tmp_path), choices[:1], has_model=True)
+    assert arm.run.loss["_target_"].endswith("jsd_topk")

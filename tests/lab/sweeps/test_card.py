@@ -1,0 +1,136 @@
+"""The report card of a loss."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
+from lab.sweeps.card import ROWS, STORED, price, stages
+from rl.runtime.folder import RunFolder
+from rl.runtime.sweep_folder import SweepFolder
+from tests.support.composing import REPO, check_all, composed
+
+ROW_NAMES = sorted(path.stem for path in ROWS.glob("*.yaml"))
+COMMON = ["seed=0", "loss=mine"]
+
+
+def play(sweep, overrides, start, score):
+    """Write a job that is done, with two held-out rollouts of two versions."""
+    number, record = sweep.claim(overrides)
+    folder = RunFolder(sweep.path / f"run-{number}")
+    folder.evaluations.mkdir(parents=True)
+    for version, mean in ((0, start), (40, score)):
+        rewards = ({"exact": mean + 0.1}, {"exact": mean - 0.1, "kept": 1.0}, {})
+        lines = [json.dumps({"rewards": one}) + "\n" for one in rewards]
+        folder.evaluation_of(version).write_text("".join(lines))
+    record.folder, record.state, record.started, record.ended = str(folder.path), "done", 0.0, 60.0
+    sweep.write(number, record)
+
+
+def job(row, level, rate, seed):
+    return [f"seed={seed}", f"row={row}", f"card.level={level}", "loss=mine", f"{RATE}={rate}"]
+
+
+RATE = "optim.learning_rate"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    sweep = SweepFolder(tmp_path)
+    for rate, scores in ((1e-4, (0.3, 0.5)), (5e-4, (0.7, 0.9))):
+        for seed, score in enumerate(scores):
+            play(sweep, job("basic", "easy", rate, seed), 0.3, score)
+    for level, score in (("easy", 0.6), ("hard", 0.2)):
+        for seed in (0, 1):
+            play(sweep, job("staleness", level, 5e-4, seed), 0.3, score + seed / 10)
+    play(sweep, [*job("staleness", "hard", 5e-4, 0), "loss.clip_high=9"], 0.3, 1.0)  # not this loss
+    return sweep
+
+
+def card(sweep, name="mine"):
+    return card_of(name, sweep.records().values(), ["loss=mine"], read_rows(ROWS))
+
+
+def test_a_row_is_scored_at_the_best_rate_with_an_interval_of_all_its_seeds(sweep):
+    mine = card(sweep)
+    assert mine.rate == 5e-4
+    assert mine.minutes == 8
+    # Each of the two rates has seeds 0.2 apart: variance 0.02 with 2 degrees of freedom.
+    mean, radius = mine.interval("basic")
+    assert mean == pytest.approx(0.8)
+    assert radius == pytest.approx(4.30265 * (0.02 / 2) ** 0.5, rel=1e-4)
+    mean, radius = mine.interval("staleness")
+    assert mean == pytest.approx(0.45)
+    assert radius == pytest.approx(4.30265 * (0.005 / 4) ** 0.5, rel=1e-4)
+
+
+def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path):
+    cells = [
+        Cell(row, level, 1e-3, [0.3, 0.3], [score, score + 0.02], 30.0)
+        for row, level, score in (
+            ("basic", "easy", 0.8),
+            ("staleness", "easy", 0.95),
+            ("staleness", "hard", 0.93),
+        )
+    ]
+    stored = Card("cispo", "2026-11-26", "abc", 3.0, cells)
+    text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
+    assert "Staleness: lower than cispo" in text
+    assert "Basic learning: " not in text
+    page = (tmp_path / "report.html").read_text()
+    assert "Staleness: lower than cispo" in page
+    assert "4: 0.30 → 0.65; 8: 0.30 → 0.25" in page
+    assert "Rows that were not played: Exploration" in page
+    assert json.loads((tmp_path / "report.json").read_text())["name"] == "mine"
+
+
+def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep):
+    jobs = [
+        ["seed=0", f"row={row}", f"card.level={level}", "loss=mine"]
+        for row in ("staleness", "basic")
+        for level in ("easy", "hard")
+    ]
+    ladder, others = stages(jobs, [1e-4, 5e-4, 1e-3])
+    assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
+    assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
+    assert others == jobs[:2]
+    assert price(sweep, [*ladder, *others]).startswith("1 runs to play, about ")
+    given, _ = stages([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
+    assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
+
+
+@pytest.mark.parametrize("row", ROW_NAMES)
+def test_every_level_of_every_row_is_a_run_that_could_start(row, tmp_path):
+    for level in read_rows(ROWS)[row]["levels"]:
+        choices = [f"row={row}", f"card.level={level}", f"output_dir={tmp_path}"]
+        config = composed(*choices, sweep="report_card")
+        check_all(config)
+        assert "card" not in config
+
+
+@pytest.mark.skipif(not STORED.is_dir(), reason="no card is stored")
+def test_no_cell_of_the_stored_card_of_cispo_is_too_easy_or_too_hard():
+    stored = {one.name: one for one in read_cards(STORED)}
+    scores = [score for cell in stored["cispo"].cells for score in cell.scores]
+    assert all(0 < score < 1 for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [(["loss=cispo,grpo"], "a report card has one value of loss"), (["row=stale"], "row=")],
+)
+def test_a_card_of_several_losses_or_an_unknown_row_is_refused_before_it_starts(
+    words, problem, tmp_path
+):
+    command = [sys.executable, str(REPO / "train.py"), "--config-dir", str(REPO / "sweeps")]
+    command += ["--config-name", "report_card", *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert not Path(tmp_path, "outputs").exists()
