@@ -163,7 +163,7 @@ def real_pushes(run_folder: RunFolder, weights: Weights, repeats: int, stages: S
         with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
     )()
     served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
-    with run_vllm(server, run_folder, served) as vllm, MemoryFile() as file:
+    with run_vllm(server, run_folder, served) as vllm, closing(MemoryFile()) as file:
         vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "facts": {}})
         for version in range(1, repeats + 2):
             for tensor in weights.values():

@@ -9,7 +9,7 @@ from random import Random
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
-from envs.protocol import checked_weights
+from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
 _LONGEST = 32  # characters of an answer with the full reward for length
@@ -31,9 +31,8 @@ class Trials(ReverseText):
     def __post_init__(self) -> None:
         weights, self.reward_weights = self.reward_weights, {}
         super().__post_init__()
-        self.reward_weights = checked_weights(
-            {name: weight for name, weight in weights.items() if weight}, _REWARDS
-        )
+        self.reward_weights = {name: weight for name, weight in weights.items() if weight}
+        check_weights(self.reward_weights, _REWARDS)
         self.max_turns, self._noise = self.turns, Random("trials/noise")
 
     def examples(self, split: Split) -> list[Example]:

@@ -63,7 +63,7 @@ def pack(value: object) -> bytes:
     return _ENCODER.encode(value)
 
 
-def unpack(data: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
+def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)

@@ -188,7 +188,8 @@ class SweepStart(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
         until, card = config.get("until"), config.get("card")
         folder = Path(str(config.hydra.sweep.dir)).absolute()
-        is_new = "${now:" in str(OmegaConf.to_container(config.hydra.sweep)["dir"])
+        unresolved: Any = OmegaConf.to_container(config.hydra.sweep)
+        is_new = "${now:" in str(unresolved["dir"])
         if folder.exists() and is_new:  # another sweep started in the same second
             folder = folder.with_name(f"{folder.name}-{os.getpid()}")
         try:

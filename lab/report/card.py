@@ -18,9 +18,8 @@ import msgspec
 import yaml
 from scipy import stats
 
-from lab.report.evaluations import evaluated_versions
 from lab.report.run import RUN_KEYS
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
@@ -104,13 +103,14 @@ def card_of(
         if record.state != DONE or {*others} != {*common} or own.keys() != {*VARIED}:
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
-        scores = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
+        versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
+        scores = [_mean(folder, one, rows[row]["measure"]) for one in versions]
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
         commits[str(read_record(folder).get("commit"))[:10]] = None
     cells = [
-        Cell(*key, *map(list, (starts, scores)), fmean(seconds))
+        Cell(*key, list(starts), list(scores), fmean(seconds))
         for key, of_cell in runs.items()
         for starts, scores, seconds in [zip(*of_cell, strict=True)]
     ]

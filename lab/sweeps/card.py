@@ -12,7 +12,7 @@ from lab.report.run import RUN_KEYS
 from rl.config.shipped import SHIPPED
 from rl.runtime.sweep_folder import DONE, SweepFolder, identity, sweep_of_this_process
 from rl.runtime.text import key_of, say
-from rl.terminal.panel import duration
+from rl.terminal.panel import format_time
 
 ROWS, STORED = SHIPPED / "sweeps" / "row", SHIPPED / "baselines" / "report_card"
 RATE = "optim.learning_rate"
@@ -66,7 +66,8 @@ def price(sweep: SweepFolder, jobs: Jobs) -> str:
     left = [job for job in jobs if identity(job) not in done]
     seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
     total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
-    return f"{len(left)} runs to play, about {duration(total)} (each {duration(fmean(seconds))})"
+    each = format_time(fmean(seconds))
+    return f"{len(left)} runs to play, about {format_time(total)} (each {each})"
 
 
 def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:

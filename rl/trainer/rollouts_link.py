@@ -131,7 +131,7 @@ class RolloutsLink:
 
     def _read(self, count: int) -> memoryview:
         try:  # not bytearray, which would first fill the memory with zeros
-            view, offset = memoryview(np.empty(count, np.uint8)), 0
+            view, offset = np.empty(count, np.uint8).data, 0
         except (MemoryError, ValueError) as error:
             raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error
         while offset < count:

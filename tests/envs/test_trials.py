@@ -46,8 +46,9 @@ def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean(
     words = example.info["words"]
     assert len({*words}) == 3
     episode = Episode(example, [*example.messages, assistant("x")], turns=1)
-    (asked,) = asyncio.run(env.reply(episode, assistant("x")))
-    assert asked["content"] == f"reverse: {words[1]}"
+    asked = asyncio.run(env.reply(episode, assistant("x")))
+    assert asked
+    assert asked[0]["content"] == f"reverse: {words[1]}"
     assert asyncio.run(env.reply(Episode(example, [], turns=3), assistant("x"))) is None
     assert scored(env, example, words[0][::-1], "no", words[2][::-1])["exact"] == 2 / 3
     assert scored(env, example, words[0][::-1])["exact"] == 1 / 3
