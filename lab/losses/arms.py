@@ -59,9 +59,8 @@ class Arm:
     def __post_init__(self) -> None:
         """Raise ValueError if this arm needs a quantity that the token record does not contain."""
         if Learned.of(self.run).compares_distributions and not self.has_model:
-            raise ValueError(
-                f"{self.name}: this loss compares distributions: it needs the model (step=true)"
-            )
+            needs = "a loss that compares distributions needs the model (step=true)"
+            raise ValueError(f"{self.name}: {needs}")
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(

@@ -108,7 +108,7 @@ def test_several_files_and_one_for_evaluation(tmp_path, datasets):
     assert held_out[0].messages[0]["content"] == "20 + 1?"
 
 
-def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets):
+def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets, monkeypatch):
     folder = tmp_path / "mine"
     folder.mkdir()
     for split, rows in (("train", ROWS[:30]), ("test", ROWS[30:])):
@@ -118,11 +118,12 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
     assert (len(train), prompts(held_out)[0], len(held_out)) == (30, "30 + 1?", 5)
     train, held_out = both(Hub(split="train[:50%]", eval_split=None, **options))
     assert (len(train), len(held_out)) == (10, 5)
-    for wrong in ({"split": "validation"}, {"split": "train", "path": "no-such/data"}):
-        with pytest.raises(
-            ValueError, match=r"cannot be loaded \(\w+: .* name and splits, and the "
-        ):
-            both(Hub(**{**options, "eval_split": None, **wrong}))
+    options["eval_split"] = None
+    with pytest.raises(ValueError, match=r"cannot be loaded \(\w+: .* name and splits, and the "):
+        both(Hub(split="validation", **options))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"cannot be fetched \(HF_HUB_OFFLINE is set\): use local"):
+        both(Hub(split="train", **{**options, "path": "no-such/data"}))
 
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):
