@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rl.runtime.files import write_whole
+from rl.runtime.files import write_atomically
 from tests.fuzz.cases import Limits, findings, input_of, problem_of
 from tests.fuzz.readers import READERS
 
@@ -48,7 +48,7 @@ def main() -> int:
             done["next"] = ended + 1
             note(file, ended, "the process ended or hung")
         with Limits(
-            lambda number: write_whole(state, json.dumps({**done, "running": number}))
+            lambda number: write_atomically(state, json.dumps({**done, "running": number}))
         ) as it:
             while done["next"] < chosen.cases:
                 began, first = time.monotonic(), done["next"]
@@ -57,7 +57,7 @@ def main() -> int:
                     note(file, number, problem)
                 done["next"] = numbers.stop
                 done["seconds"] += round(time.monotonic() - began, 2)
-                write_whole(state, json.dumps(done))
+                write_atomically(state, json.dumps(done))
     found = file.read_text().splitlines() if file.is_file() else []
     what = f"{done['next']} cases with seed {chosen.seed} in {done['seconds']:.0f} s"
     print(f"{chosen.reader}: {what}, {len(found)} findings")  # noqa: T201

@@ -69,7 +69,7 @@ def changed_tree(tree: Any, rng: Random, *, deep: bool = True) -> Any:
     for _ in range(rng.randint(1, 3)):
         places = list(_places(tree))
         if not places:
-            return rng.choice(VALUES)
+            return deepcopy(rng.choice(VALUES))
         holder, key = rng.choice(places)
         kind = rng.randrange(8)
         if kind == 0:
@@ -82,7 +82,8 @@ def changed_tree(tree: Any, rng: Random, *, deep: bool = True) -> Any:
         elif kind == 3 and isinstance(holder, dict):
             holder[f"{key}{rng.choice('x_. ')}"] = holder.pop(key)
         elif kind == 4 and isinstance(holder, dict):
-            holder[rng.choice(("new", "_target_", "", "path", "a.b"))] = rng.choice(VALUES)
+            name = rng.choice(("new", "_target_", "", "path", "a.b"))
+            holder[name] = deepcopy(rng.choice(VALUES))
         elif kind == 5 and key == "_target_":
             holder[key] = rng.choice(TARGETS)
         elif kind == 6 and deep and rng.random() < 0.1:
