@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from envs.episode import Episode, Example
 from envs.tools import Toolbox, ToolError
 from rl.config.check import check
-from rl.config.schedules import split
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError, Run
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
@@ -67,7 +67,7 @@ def config(folder: Path) -> Reader:
 
     def read(made: dict[str, Any]) -> None:
         check(made)
-        Run.of(split(made))
+        Run.of(split_schedules(made))
 
     return Reader(lambda rng: changed_tree(rng.choice(bases), rng), read, (ConfigError,))
 
@@ -196,7 +196,7 @@ def checkpoint(folder: Path) -> Reader:
     files = TensorFiles(None)
     without_parts: Any = SimpleNamespace(policy=None, _critic=None, _reference=None)
     readers: dict[str, Callable[[Path], object]] = {
-        "state.json": lambda _: dispatcher_state(run_folder.resumed()),
+        "state.json": lambda _: dispatcher_state(run_folder.resume_point()),
         "learner.json": lambda path: Learner.load(without_parts, path.parent),
         "mp_rank_00_model_states.pt": lambda path: files.load(str(path), "cpu"),
         "model.safetensors": lambda path: shapes_of(path),

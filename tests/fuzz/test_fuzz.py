@@ -104,7 +104,7 @@ def test_a_damaged_state_of_a_checkpoint_is_named(content, tmp_path):
     folder.checkpoint(4).mkdir(parents=True)
     folder.state_of(folder.checkpoint(4)).write_bytes(content)
     with pytest.raises(ValueError, match=r"step_000004/state\.json is damaged.*: delete its check"):
-        dispatcher_state(folder.resumed())
+        dispatcher_state(folder.resume_point())
 
 
 def test_a_token_file_that_is_damaged_or_of_another_kind_is_named(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rl.config.learned import Learned
-from rl.dry_call.learn import completed
+from rl.dry_call.learn import run_with_facts
 from rl.runtime.failure import message_of
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
@@ -104,7 +104,7 @@ def test_every_message_names_a_heading_of_the_page():
 
 
 def test_a_resumed_run_remembers_best_reward_first_entropy_and_the_warnings_given(tmp_path, caplog):
-    folder, run = RunFolder(tmp_path), completed(composed())
+    folder, run = RunFolder(tmp_path), run_with_facts(composed())
     metrics, bad = MetricsFile(folder), {"rollout/truncated": 0.6}
     for step in range(2 * WINDOW):
         metrics.append(step, FINE | (bad if step >= WINDOW else {}))
