@@ -14,7 +14,7 @@ mapping, or JSON text from a remote endpoint. If a call cannot be parsed, it als
 (a sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # maximum depth of a JSON value; Python's json module fails at a greater depth
+_MAX_DEPTH = 64  # our limit for nested JSON; Python's json module fails near its stack limit
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 

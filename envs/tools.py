@@ -151,7 +151,7 @@ class Toolbox:
     async def answer(self, tool_call: Message, episode: "Episode") -> Message:
         """Run the tool of one entry of `tool_calls`. Return the answer as a `tool` message."""
         try:
-            content = await self._answer(tool_call, episode)
+            content = await self._run_tool(tool_call, episode)
         except ToolError as error:
             episode.tool_errors += 1
             content = f"Error: {error}"
@@ -160,7 +160,7 @@ class Toolbox:
         content = replace_surrogates(content)
         return {"role": "tool", "tool_call_id": tool_call.get("id", ""), "content": content}
 
-    async def _answer(self, tool_call: Message, episode: "Episode") -> str:
+    async def _run_tool(self, tool_call: Message, episode: "Episode") -> str:
         if problem := tool_call.get("error"):
             raise ToolError(f"{problem}. {self._list_of_tools}")
         name, arguments = tool_call["function"]["name"], tool_call["function"]["arguments"]

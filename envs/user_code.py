@@ -1,4 +1,4 @@
-"""Finds the line of the user's own code that raised an exception or blocks."""
+"""Tells user code from libraries, and finds its line that raised an exception."""
 
 import sys
 import sysconfig

@@ -117,4 +117,4 @@ def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Itera
         if not path and isinstance(kind, ast.Name) and kind.id == "Node":
             yield f"{key} is missing: choose one with {key}=<name of a file in conf/{key}>"
         else:
-            yield f"{prefix}{key} is missing: add it to the YAML that sets {path or 'the run'}"
+            yield f"{prefix}{key} is missing: add it to the YAML of {path or 'the run'}"

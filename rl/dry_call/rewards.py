@@ -169,8 +169,9 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
     """
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
-        what = f"{len(result)} numbers" if is_list else f"a {type(result).__name__}"
-        raise BadResult(f"returned {what} instead of {len(given)} numbers: return one per {unit}")
+        kind = "lists" if part else "numbers"
+        what = f"{len(result)} {kind}" if is_list else f"a {type(result).__name__}"
+        raise BadResult(f"returned {what} instead of {len(given)} {kind}: return one per {unit}")
     for number, item in zip(result, given, strict=True):
         if part:
             if item is not None:

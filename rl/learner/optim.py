@@ -80,7 +80,7 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer. `lr_ratio` scales a group's learning rate."""
+        """Return Muon and AdamW as one optimizer. `set_rate` applies each `lr_ratio`."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW

@@ -133,7 +133,7 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
-    push = vllm.pop("push")  # vLLM's fraction does not include it
+    push = vllm.pop("push")  # vLLM allocates this outside its fraction
     left = 1 - (rank.on_device + push) / size - _LEFT_FREE
     return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
 

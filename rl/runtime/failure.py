@@ -37,8 +37,8 @@ class RunFailed(RuntimeError):
 def no_debugger(*_: object, **__: object) -> None:
     """Replace breakpoint() in a process without a terminal, where pdb would end in BdbQuit."""
     raise RunFailed(
-        "breakpoint() needs a terminal, but this process writes to a log: set trainer.debug=true, "
-        "which runs the trainer in the terminal"
+        "breakpoint() needs a terminal, but this process writes to a log: trainer.debug=true runs "
+        "the trainer, but not the environments, in the terminal"
     )
 
 

@@ -135,7 +135,7 @@ class Children:
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_report()  # ranks also end with 0 if sampling has failed
                 return
-            if self._replicas:  # check before the others, because they fail if vLLM ends
+            if self._replicas:  # check vLLM first, because the others fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:

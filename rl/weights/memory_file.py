@@ -68,7 +68,7 @@ class MemoryFile:
                 "data_offsets": [begin, end],
             }
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # align the tensors to 8 bytes
+        text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
         if text != self._layout:  # other names, shapes or dtypes than in the last write
             # Clone weights that are views of the file, because `write` overwrites them.

@@ -54,8 +54,8 @@ class MismatchBound:
         # The first probe of a resumed run gets the largest bound that a later probe can have.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
-    def metrics(self, gap: torch.Tensor, version: int) -> dict[str, float]:
-        """Return metrics of `gap` [N]. Raise RunFailed if the mean is NaN or exceeds the bound."""
+    def check(self, gap: torch.Tensor, version: int) -> dict[str, float]:
+        """Raise RunFailed if the mean of `gap` [N] is NaN or exceeds the bound. Return metrics."""
         mean = float(gap.mean())
         if not mean <= self._bound:  # also True for NaN
             later = "" if self._is_first else ", adapted to the first probe"

@@ -122,5 +122,5 @@ class WeightPusher:
             except RunFailed as error:
                 self._remove(probed, error)
             else:
-                return self._bound.metrics(gap, version) if len(gap) else {}
+                return self._bound.check(gap, version) if len(gap) else {}
         return {}

@@ -113,9 +113,9 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Repack the weights for CPU kernels. Compare every parameter with the received weights.
+        """Finish the reload and compare the parameters with the received weights.
 
-        Do nothing if no weights were received: a new trainer ends an update of its predecessor.
+        Do nothing if none were received: the trainer was killed, and the next one ends its update.
         """
         if not self._received:
             return

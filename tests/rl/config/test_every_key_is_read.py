@@ -73,7 +73,7 @@ def test_a_missing_key_of_any_choice_is_refused_by_name(choice: str, tmp_path: P
         if last == "_target_":
             assert problem.startswith((f"{path} is ", f"{path.rpartition('.')[0]} has "))
         else:
-            assert problem == f"{key} is missing: add it to the YAML that sets {path}"
+            assert problem == f"{key} is missing: add it to the YAML of {path}"
 
 
 def test_a_missing_key_or_group_at_the_top_is_refused_by_name(config: dict[str, Any]) -> None:

@@ -130,8 +130,8 @@ def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
         "logger is missing: choose one with logger=<name of a file in conf/logger>",
         'loss.clip_high is "high", expected float',
         "max_steps has no value: set max_steps=...",
-        "optim.eps is missing: add it to the YAML that sets optim",
-        "seed is missing: add it to the YAML that sets the run",
+        "optim.eps is missing: add it to the YAML of optim",
+        "seed is missing: add it to the YAML of the run",
     ]
     assert str(caught.value).splitlines() == [f"- {p}" for p in caught.value.problems]
 
