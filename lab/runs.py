@@ -19,7 +19,7 @@ class FoundRun:
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs of a sweep's folder, the run of a run folder, or all runs below a folder."""
+    """Return the jobs of a sweep, the run in the folder, or the runs directly below the folder."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         return [

@@ -1,6 +1,6 @@
-"""Facts about the callables of a run that the dry call finds (rl/dry_call/learn.py).
+"""Facts found by calling a run's callables with made-up values (rl/dry_call/learn.py).
 
-The supervisor writes the facts into config.yaml, so that no other process repeats the dry call.
+The supervisor writes the facts into config.yaml, so that no other process repeats the calls.
 """
 
 from dataclasses import dataclass

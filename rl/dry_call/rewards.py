@@ -68,7 +68,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         with report.calling("advantage", advantage, what):
             group = made_up(cases[what])
             part = "" if unit == "rollout" else unit
-            _require_numbers(advantage(group), _per_unit(group, unit), part)
+            _require_numbers(advantage(group), _rewards_per_unit(group, unit), part)
             return True
         return False
 
@@ -89,13 +89,13 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
     return {
         "advantage_by_turn": unit == "turn",
         "advantage_by_token": unit == "token",
-        "advantage_is_reward": [*advantage(given)] == _per_unit(given, unit),
+        "advantage_is_reward": [*advantage(given)] == _rewards_per_unit(given, unit),
         "advantage_compares": all(_is_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 
 
-def _per_unit(group: ScoredGroup, unit: str) -> list[Any]:
+def _rewards_per_unit(group: ScoredGroup, unit: str) -> list[Any]:
     """Return each rollout's reward, its turns' rewards, or one 0 per token, depending on `unit`."""
     if unit == "rollout":
         return list(group.rewards)

@@ -39,7 +39,7 @@ class Batch(Tokens):
     """
 
     token_ids: Tensor  # [B, T] int64
-    mask: Tensor  # [B, T] bool, True where the policy chose the token
+    mask: Tensor  # [B, T] bool, True at the N completion tokens
     token_weights: Tensor  # [N] weight of each token in the objective
     envs: tuple[str, ...]  # [B] name of each row's environment
     # The same N completion tokens after prompts with hints, if the reference sees hints:

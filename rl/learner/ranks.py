@@ -38,7 +38,7 @@ class Ranks:
         Ranks of one host connect through a file, because a port could be in use by another run.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # The supervisor sets DS_ACCELERATOR to the device of this rank.
+        # The supervisor sets DS_ACCELERATOR to cuda or cpu.
         default = "cuda" if torch.cuda.is_available() else "cpu"
         cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:

@@ -138,7 +138,7 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
             on_device(packed.copies),
         ),
     ).last_hidden_state[0]
-    # In float32, the gradients of a state that several rows share are added without rounding.
+    # In float32, because bfloat16 would round the summed gradients of a state that rows share.
     return _promote(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 

@@ -94,8 +94,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # All ranks share the plan that the first one starts. Drop the previous plan, because no
-            # rank is a step behind: every update synchronises the ranks.
+            # The first rank that asks starts the plan of all ranks. None still needs the previous
+            # plan, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]

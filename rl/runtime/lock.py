@@ -29,9 +29,10 @@ class FolderUnusable(RuntimeError):
 
 class FolderInUse(FolderUnusable):
     def __init__(self, run_folder: RunFolder, pid: str) -> None:
+        user, end = f"process {pid}", f"stop it with kill {pid}, "
         super().__init__(
-            f"{run_folder} is used by process {pid}: wait until it ends, stop it with kill {pid}, "
-            "or choose another run_name"
+            f"{run_folder} is used by {user if pid else 'another process'}: wait until it ends, "
+            f"{end if pid else ''}or choose another run_name"
         )
 
 
@@ -99,7 +100,7 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
             if time.monotonic() >= deadline:
                 file.seek(0)
                 pid = file.read(32).decode(errors="replace").strip()
-                raise FolderInUse(run_folder, pid or "unknown") from None
+                raise FolderInUse(run_folder, pid) from None
             time.sleep(_TICK_S)
         except OSError:  # this file system does not support locks
             return

@@ -1,8 +1,8 @@
-"""Turns that begin with given tokens: a branch of an earlier attempt, or any text.
+"""Turns that begin with given tokens: those of an earlier rollout, or any text.
 
-Tokens of an earlier attempt keep the logprobs and policy versions with which they were sampled. The
-policy in vLLM computes the logprobs of other tokens, if they are trained. Given tokens that are not
-trained are part of the row, but not of its completion.
+Tokens of an earlier rollout keep the logprobs and policy versions with which they were sampled. If
+other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens that are
+not trained are part of the row, but not of its completion.
 """
 
 from collections.abc import Sequence

@@ -29,7 +29,7 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_LOSS_TIMEOUT_S = 5.0  # a rank may fail this long before its host is known to be lost
+_HOST_TIMEOUT_S = 5.0  # how long to wait, after a rank has failed, for news of a lost host
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
 _KERNELS_KEPT = "64"  # size of oneDNN's kernel caches, enough for the kernels of a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
@@ -188,7 +188,7 @@ class Children:
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:
-        self._raise_if_host_lost(_LOSS_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
+        self._raise_if_host_lost(_HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
         self._raise_report()
         name, status = next(iter(early.items()))
         self._raise_failure_with_log(name, describe_exit(status))
