@@ -86,7 +86,8 @@ class Verifiers(Environment):
         if len(train) <= own:
             raise ValueError(
                 f"env.id={self.id} has {len(train)} training examples, and holding out {own} "
-                "(env.num_eval) leaves none: lower env.num_eval, or choose an environment with more examples"
+                "(env.num_eval) leaves none: lower env.num_eval, or choose an environment with "
+                "more examples"
             )
         if held_out is None:
             train, held_out = train[: len(train) - own], train[len(train) - own :]
