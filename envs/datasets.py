@@ -21,6 +21,8 @@ from envs.loading import LazyExamples, load_rows, read_json_lines, require_reach
 from envs.messages import user
 from envs.options import check_at_least
 
+_CHECKED_BYTES = 100_000_000  # the check before a run does not read larger files
+
 Rows = Any  # a list of mappings or a datasets.Dataset; both support len(rows) and rows[i]
 EVAL, TRAIN = "eval", "train"
 
@@ -122,8 +124,9 @@ class JsonLines(Dataset):
     eval_path: str | None
 
     def check(self) -> None:
-        for rows in self.load().values():
-            self._check(rows)
+        if sum(p.stat().st_size for p in self._paths.values() if p.is_file()) <= _CHECKED_BYTES:
+            for rows in self.load().values():
+                self._check(rows)
 
     def load(self) -> dict[str, Rows]:
         return {key: [row for _, row in read_json_lines(p)] for key, p in self._paths.items()}

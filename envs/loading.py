@@ -36,7 +36,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
             f"{source} needs the library `datasets`, which is not installed: run "
             "`pip install datasets`, or write JSON lines and use envs.datasets.JsonLines"
         ) from error
-    if "data_files" not in options:
+    if not {"data_files", "data_dir", "cache_dir"} & options.keys():
         require_reachable(path)
     try:
         return datasets.load_dataset(path, **options)
@@ -58,7 +58,7 @@ def require_reachable(path: str) -> None:
 
     try:
         CachedDatasetModuleFactory(path).get_module()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, AssertionError) as error:  # AssertionError: more than one slash
         raise ValueError(
             f"the data set {path} is neither a local folder nor in the cache, and cannot be "
             f"fetched ({problem}): use local files (docs/environments.md), run once with a "

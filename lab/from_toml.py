@@ -68,7 +68,8 @@ def translate(text: str) -> str:
 def _unsaid(name: str, overrides: list[str]) -> list[str]:
     """Return notes about what model=hf chooses if the file does not; may append an override."""
     chosen = dict(override.split("=", 1) for override in overrides)
-    most, notes = int(chosen.get("sampler.max_tokens", 0)), []
+    limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
+    most = int(limit) if limit.isdecimal() else 0
     if chosen.get("model") == "hf" and "max_seq_len" not in chosen and most > _HF_LENGTH / 2:
         overrides.append(f"model.max_seq_len={2 * most}")
         notes = ["model.max_seq_len: the file names no length of rows, so it is twice max_tokens"]

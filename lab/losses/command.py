@@ -117,10 +117,14 @@ def _print_steps(
 
     arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
     found = [path for path in folder.complete_checkpoints() if step_of(path) in usable]
-    if not found or any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms):
+    base = arms[0].run
+    is_sharded = base.deepspeed["zero_optimization"]["stage"] > 0 and base.trainer.ranks != 1
+    penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
+    if not found or penalised or is_sharded:
         raise ValueError(
             f"{folder}: step=true needs a checkpoint with recorded tokens of the next two steps "
-            "(trainer.checkpoint_every=10 max_steps=22), no critic and no KL penalty in the reward"
+            "(trainer.checkpoint_every=10 max_steps=22) that is not sharded over ranks, no critic "
+            "and no KL penalty in the reward"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in steps_taken(folder, arms, found[-1]):

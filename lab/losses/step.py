@@ -60,6 +60,7 @@ def steps_taken(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Ite
             learner.update(_planned(learner, trained, step))
             change = _logprobs(learner, scored, len(ids)) - before
             means = (change[signs > 0].mean(), change[signs < 0].mean(), change.abs().mean())
+            del learner  # before the next one is built, because both may not fit into memory
             yield [arm.name, *(f"{mean:+.4f}" for mean in means)]
 
 

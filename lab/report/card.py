@@ -104,7 +104,10 @@ def card_of(
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
         versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
-        scores = [_mean(folder, one, rows[row]["measure"]) for one in versions]
+        means = [_mean(folder, one, rows[row]["measure"]) for one in versions]
+        scores = [mean for mean in means if mean is not None]
+        if not scores:
+            continue  # not evaluated, or no rollout has this reward
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
@@ -118,11 +121,12 @@ def card_of(
     return Card(name, time.strftime("%Y-%m-%d"), ", ".join(commits), minutes, cells)
 
 
-def _mean(folder: RunFolder, version: int, measure: str) -> float:
-    """Return the mean of a named reward over the held-out rollouts that have it."""
+def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
+    """Return the mean of a named reward over the held-out rollouts that have it, if any has."""
     lines = folder.read(folder.evaluation_of(version)).splitlines()
     rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
-    return fmean(reward for reward in rewards if reward is not None)
+    known = [reward for reward in rewards if reward is not None]
+    return fmean(known) if known else None
 
 
 def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, Row]) -> str:

@@ -47,7 +47,7 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "init_optimizer=true loads the optimizer of all weights, but this run trains an "
                 "adapter: set init_optimizer=false, or use adapter=none"
             )
-        elif config.get("init_optimizer") and found:
+        elif config.get("init_optimizer") and isinstance(found, Path):  # not a resume
             yield from _other_optimizer(config, RunFolder(found.parents[1]))
 
 

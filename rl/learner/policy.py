@@ -147,9 +147,10 @@ class Policy:
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
             # A non-finite value has effect, because its NaN gradients make DeepSpeed skip the step.
-            has_effect = not value.isfinite() or any(bool(each.any()) for each in gradients)
             # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
-            idle = number > 0 and not self.ranks.any(has_effect)
+            idle = number > 0 and not self.ranks.any(
+                not value.isfinite() or any(bool(each.any()) for each in gradients)
+            )
             if not idle:
                 # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
                 self.engine.backward(linearise(value, gradients, outputs) * self.ranks.world)

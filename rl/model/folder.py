@@ -165,24 +165,33 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
     used += str(config.get("chat_template"))
     for token in tokenizer.get("added_tokens", ()):
         ids[token["content"]] = token["id"]
-        if token["special"] and token["content"] not in used:
+        if token.get("special") and token["content"] not in used:
             del ids[token["content"]]
     return [text for text, id in ids.items() if id >= first]
 
 
+def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
+    """Return what decides about ids; the form of merges depends on the version that saved them."""
+    tokenizer = json_of(folder / "tokenizer.json")
+    model = tokenizer.get("model", {})
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]
+    added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    return model.get("vocab"), merges, added
+
+
 def check_teacher(teacher: Path, policy: Path) -> None:
     """Raise ValueError if a reference model cannot score every token of the policy."""
-    tokenizers = [json_of(folder / "tokenizer.json") for folder in (teacher, policy)]
-    if any(tokenizers[0].get(key) != tokenizers[1].get(key) for key in ("model", "added_tokens")):
+    theirs, ours = (_tokens_and_merges(folder) for folder in (teacher, policy))
+    if theirs != ours:
         raise ValueError(
             f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    known, needed = vocabulary_of(teacher), vocabulary_of(policy)
-    if known and needed and known < needed:
+    # A teacher may have fewer logits for padding, which the policy practically never samples.
+    known = vocabulary_of(teacher)
+    if known and (missing := _tokens_from(policy, known)):
         raise ValueError(
-            f"reference.path={teacher} has {known} logits, fewer than the {needed} of the policy, "
-            "which may sample a token that the teacher does not know: choose a teacher with a "
-            f"vocab_size of at least {needed}"
+            f"reference.path={teacher} has {known} logits, so it cannot score {len(missing)} tokens of "
+            f"the policy, such as {missing[0]!r}: choose a teacher with a larger vocab_size"
         )

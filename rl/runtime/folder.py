@@ -187,10 +187,19 @@ class RunFolder:
 
 @contextmanager
 def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
-    """Turn an error in the block, which reads a file, into a ValueError that names the file."""
+    """Turn an error in the block, which reads a file, into a ValueError that names the file.
+
+    Errors of memory, of the disk and of imports pass, because the file may be good.
+    """
     try:
         yield path
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
+    except (MemoryError, OSError, ImportError):
+        raise
     except Exception as error:  # torch and msgspec have types of their own
+        if re.search("(?i)allocate|out of memory", str(error)):
+            raise
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is damaged ({why}): {remedy}") from error
 

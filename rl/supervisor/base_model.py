@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from rl.config.facts import needs_reference
+from rl.config.facts import fact, needs_reference
 from rl.config.rules import nodes_in
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.model.folder import fingerprint
@@ -60,5 +60,5 @@ def fetch_references(run: Run) -> list[Path]:
         return [
             local_folder(node["path"], node["revision"], "reference")
             for _, node in nodes_in(run.reference)
-            if node.get("path") and "revision" in node
+            if fact(node["_target_"], "same_tokens", False)
         ]

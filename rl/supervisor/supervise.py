@@ -104,6 +104,7 @@ def supervise(
                 write_atomically(run_folder.overrides, text)
                 model = model_of(run_folder, lambda: launch.prepare_model(run, compose))
                 _check_chat_format(run, model)
+                launch.check_references(model)
                 _print_repeated_steps(run_folder)
                 if changed := changed_code(run_folder):
                     say(f"continuing with changed code: {', '.join(changed)}")
@@ -229,8 +230,13 @@ class _Launch:
 
     def _check_model(self, model: Path) -> None:
         check_trainable(model)
-        for reference in self.references:
-            check_teacher(reference, model)
+        self.check_references(model)
+
+    def check_references(self, model: Path) -> None:
+        """Raise ConfigError if a reference model cannot score the tokens of the policy."""
+        with as_config_error():
+            for reference in self.references:
+                check_teacher(reference, model)
 
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""

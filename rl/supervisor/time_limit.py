@@ -37,9 +37,9 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def expect_checkpoint(self, num_trained: int) -> None:
-        """Assume the time of the first checkpoint from the number of trained parameters."""
+        """Assume the time of the first checkpoint, at most a quarter of max_time."""
         seconds = num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_S
-        self._checkpoint_s = max(_CHECKPOINT_S, seconds)
+        self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
         """Request the end of the run if little time is left. Raise RunFailed if no step is done."""

@@ -70,7 +70,7 @@ class TrainingRun:
         self.logger = build(self.run.logger)()
         self.alarms = Alarms.of(self.run, run_folder, self.start)
         most = self.settings.max_nonfinite_steps
-        self.nonfinite = NonFiniteSteps(run_folder, rank, most)
+        self.nonfinite = NonFiniteSteps(run_folder, self.ranks, most)
         self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
@@ -102,6 +102,7 @@ class TrainingRun:
             if batch.record_ids:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
+            del record  # its tensors are on the GPU
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
             if self.ranks.first:
                 self.alarms.add(line)

@@ -2,10 +2,13 @@
 
 import logging
 
+from rl.learner.ranks import Ranks
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
+
+_MOST_KEPT = 5  # batches that one process records, because a batch may have many tokens
 
 log = logging.getLogger(__name__)
 
@@ -13,13 +16,15 @@ log = logging.getLogger(__name__)
 class NonFiniteSteps:
     """The count of such steps in a row, on one rank. All ranks see the same steps."""
 
-    def __init__(self, run_folder: RunFolder, rank: int, most: int) -> None:
+    def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
         """`most`: trainer.max_nonfinite_steps."""
-        self._run_folder, self._rank, self._most = run_folder, rank, most
-        self._in_a_row = 0
+        self._run_folder, self._ranks, self._most = run_folder, ranks, most
+        self._in_a_row = self._num_kept = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
         """Record the tokens of the whole batch if the step was skipped, whatever `record` is.
+
+        Collective. Later steps than the fifth are recorded only if they end the run.
 
         Raises:
             RunFailed: too many steps in a row were skipped.
@@ -27,7 +32,12 @@ class NonFiniteSteps:
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:
             return
-        record.write_all(self._run_folder, self._rank, rollouts.record_all(step))
+        is_last = self._in_a_row >= self._most
+        if self._num_kept >= _MOST_KEPT and not is_last:
+            return
+        self._num_kept += 1
+        record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
+        self._ranks.any(True)  # wait, because the first rank that fails ends all others
         said = (
             f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
             f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "
@@ -35,7 +45,7 @@ class NonFiniteSteps:
             f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept: python "
             f"compare_losses.py {self._run_folder} steps={step} loss=<another>"
         )
-        if self._in_a_row >= self._most:
+        if is_last:
             raise RunFailed(said)
-        if self._rank == 0:
+        if self._ranks.first:
             log.warning("%s", said)

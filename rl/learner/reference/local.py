@@ -49,6 +49,8 @@ class InitialPolicy:
 class FrozenModel:
     """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
 
+    same_tokens: ClassVar[bool] = True  # the supervisor fetches it and compares the tokenizers
+
     path: str
     revision: str | None
     dtype: Literal["bfloat16", "float32"]

@@ -199,11 +199,11 @@ def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path):
 def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path):
     saved_model(tmp_path / "model")
     teacher = model_folder(tmp_path / "teacher")
-    changed_json(teacher / "config.json", vocab_size=265)  # all tokens, without padding
+    changed_json(teacher / "config.json", vocab_size=200)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
     problem = refused(tmp_path, *OWN, *distil)
-    assert f"reference.path={teacher} has 265 logits, fewer than the 320 of the policy" in problem
+    assert f"reference.path={teacher} has 200 logits, so it cannot score 65 tokens" in problem
     changed_json(teacher / "tokenizer.json", added_tokens=[])
     assert "has another tokenizer than the policy, so" in refused(tmp_path, *OWN, *distil)
 
@@ -215,7 +215,7 @@ def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_p
     lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     problem = refused(tmp_path, "run_name=r", *f"{data}=data.jsonl".split())
-    assert "data.jsonl, line 2 is no JSON at character " in problem
+    assert "data.jsonl, line 2 is not JSON at character " in problem
     assert problem.endswith("Expecting value: correct this line")
 
 

@@ -66,10 +66,10 @@ class Rehearsal(loop.TrainingRun):
         self.run_folder, self.start = folder, start
         self.alarms = SimpleNamespace(add=lambda line: None)
         self.settings = self.run.trainer
-        self.nonfinite = NonFiniteSteps(folder, 0, self.settings.max_nonfinite_steps)
         self.status = Status(folder, "trainer.rank0")
         self.profiler = None
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
+        self.nonfinite = NonFiniteSteps(folder, self.ranks, self.settings.max_nonfinite_steps)
         stats = {**STATS, "train/grad_norm": float(moves)}
         self.learner = SimpleNamespace(
             policy=None, shares_prefixes=True, update=lambda batch, observer: dict(stats)
