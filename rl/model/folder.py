@@ -192,6 +192,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
     known = vocabulary_of(teacher)
     if known and (missing := _tokens_from(policy, known)):
         raise ValueError(
-            f"reference.path={teacher} has {known} logits, so it cannot score {len(missing)} tokens of "
-            f"the policy, such as {missing[0]!r}: choose a teacher with a larger vocab_size"
+            f"reference.path={teacher} has {known} logits, so it cannot score {len(missing)} "
+            f"tokens of the policy, such as {missing[0]!r}: choose a teacher with a larger "
+            "vocab_size"
         )

@@ -203,7 +203,7 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path):
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
     problem = refused(tmp_path, *OWN, *distil)
-    assert f"reference.path={teacher} has 200 logits, so it cannot score 65 tokens" in problem
+    assert f"reference.path={teacher} has 200 logits, so it cannot score 65 tokens of" in problem
     changed_json(teacher / "tokenizer.json", added_tokens=[])
     assert "has another tokenizer than the policy, so" in refused(tmp_path, *OWN, *distil)
 
