@@ -47,7 +47,7 @@ def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
     assert repr(run) == f"<Run {tmp_path}: reward 0.625>"
     text = shown(run)["text/plain"]
     assert "pass@2" in text
-    assert "reward >= 0.5" in text
+    assert "reward is >= 0.5" in text
 
 
 def test_an_evaluation_without_a_score_has_no_number(tmp_path):
