@@ -133,7 +133,7 @@ async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):
 
 
 async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "open_files", lambda: 8)  # two connections each
+    monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
     slow = Hang(seconds=60, times=99)
     async with cluster(tmp_path, [slow], []) as served, served.client() as client:
         group = asyncio.create_task(a_group(client, 10))

@@ -46,7 +46,7 @@ class Dispatcher:
         self.groups, self.buffer, self.on_rejected = batch, FifoBuffer(), None
         self.order = SimpleNamespace(metrics=lambda: {"easy": 0.25})
 
-    async def batch(self, step):
+    async def take_batch(self, step):
         if isinstance(self.groups, Exception):
             raise self.groups
         return self.groups

@@ -227,6 +227,6 @@ def test_servers_that_answer_late_are_asked_at_the_same_time(tmp_path, monkeypat
     names = tuple(f"inference{i}" for i in range(16))
     fleet, all_ask = Fleet(RunFolder(tmp_path / "r"), names), threading.Barrier(len(names))
     # Asked one after the other, the first would wait for ever.
-    monkeypatch.setattr(module, "healthy", lambda _: all_ask.wait(timeout=60) >= 0)
+    monkeypatch.setattr(module, "is_healthy", lambda _: all_ask.wait(timeout=60) >= 0)
     assert fleet.look() is None
     assert all(one.ready for one in fleet.replicas._all)

@@ -48,10 +48,10 @@ def test_the_first_checkpoint_is_assumed_to_take_half_a_minute():
 
 def test_the_first_checkpoint_of_a_large_model_is_assumed_to_take_longer(tmp_path, clock):
     folder, stop = RunFolder(tmp_path), StopRequest()
-    limit = TimeLimit("10m", folder)
+    limit = TimeLimit("1h", folder)
     limit.expect_checkpoint(4_000_000_000)  # 64 GB, 320 s
     MetricsFile(folder).append(0, {"time/step": 8.0, "time/checkpoint": 1e-6})
-    for now, asked in ((1180.0, False), (1190.0, True)):  # 415 s remain to save
+    for now, asked in ((4180.0, False), (4190.0, True)):  # 415 s remain to save
         clock.now = now
         limit.request_stop_if_due(stop)
         assert stop.asked == asked

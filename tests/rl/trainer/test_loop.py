@@ -277,7 +277,7 @@ def test_a_metric_of_stop_when_in_an_earlier_line_is_known(folder, caplog):
     assert not caplog.messages
 
 
-PHASES = ("join", "update", "push", "probe", "_publish", "_log", "_save")
+PHASES = ("add", "update", "push", "probe", "_publish", "_log", "_save")
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
 
     def signalled(*given, **named):
         seen.append(phase)
-        if len(seen) == (1 if phase in ("join", "_save") else 2):
+        if len(seen) == (1 if phase in ("add", "_save") else 2):
             os.kill(os.getpid(), signal.SIGUSR2)
         return method(*given, **named)
 
@@ -313,7 +313,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
     run.train()
     done = [row["step"] for row in read_metrics(folder)]
     # The second push and publication are those of the first step.
-    num_steps = {"join": 0, "push": 1, "_publish": 1}.get(phase, 2)
+    num_steps = {"add": 0, "push": 1, "_publish": 1}.get(phase, 2)
     assert done == list(range(num_steps))
     assert saved == [num_steps] * (num_steps > 0)
 
