@@ -297,7 +297,7 @@ def test_more_candidates_than_the_server_gives_are_refused(serve, folder):
 
 def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
     url, _ = serve(likeliest={str(VOCABULARY): {"logprob": -0.1, "rank": 1}})
-    with pytest.raises(RunFailed, match=f"returns the token id {VOCABULARY}, and the policy"):
+    with pytest.raises(RunFailed, match=f"returns the token id {VOCABULARY}, but the policy"):
         endpoint(url, folder, top_k=1).score([batch()])
     with pytest.raises(RunFailed, match=r"reference\.top_k=999 exceeds the policy's vocabulary"):
         endpoint(url, folder, top_k=999)
