@@ -18,6 +18,8 @@ Split = Literal["train", "eval"]
 
 
 class StopReason(StrEnum):
+    """Why an episode ended."""
+
     STOP = "stop"  # The policy ended its turn, and the environment had no reply.
     MAX_TOKENS = "max_tokens"  # One turn reached its token limit.
     CONTEXT = "context"  # The whole episode reached max_seq_len.

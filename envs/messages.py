@@ -20,10 +20,12 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def assistant(content: str) -> Message:
+    """Return an assistant message with plain text."""
     return {"role": "assistant", "content": content}
 
 
 def user(content: str) -> Message:
+    """Return a user message with plain text."""
     return {"role": "user", "content": content}
 
 

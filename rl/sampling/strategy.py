@@ -12,11 +12,15 @@ from rl.sampling.prefix import Given
 
 @dataclass(frozen=True)
 class StartedGroup:
+    """The group that a strategy plays."""
+
     index: int  # number of the group, from 0 in starting order
     example: Example
 
 
 class PlayOne(Protocol):
+    """A callable that plays one attempt."""
+
     async def __call__(
         self,
         example: Example,

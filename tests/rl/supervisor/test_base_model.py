@@ -72,7 +72,10 @@ PER_ENV = "rl.learner.reference.per_env.PerEnvironment"
 
 def of_distillation(*paths: str) -> Run:
     """Return a run that learns from these teachers."""
-    teachers = [{"_target_": "x.Y", "path": path, "revision": None} for path in paths]
+    teachers = [
+        {"_target_": "rl.learner.reference.local.FrozenModel", "path": path, "revision": None}
+        for path in paths
+    ]
     run = Run.of(composed("loss=distill", "reference=model", "reference.path=/"))
     return run.with_values({"reference": {"_target_": PER_ENV, "teachers": teachers}})
 

@@ -199,11 +199,11 @@ def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path):
 def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path):
     saved_model(tmp_path / "model")
     teacher = model_folder(tmp_path / "teacher")
-    changed_json(teacher / "config.json", vocab_size=200)
+    changed_json(teacher / "config.json", vocab_size=200, pad_token_id=0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
     problem = refused(tmp_path, *OWN, *distil)
-    assert f"reference.path={teacher} has 200 logits, so it cannot score 65 tokens of" in problem
+    assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
     changed_json(teacher / "tokenizer.json", added_tokens=[])
     assert "has another tokenizer than the policy, so" in refused(tmp_path, *OWN, *distil)
 
