@@ -338,9 +338,9 @@ MUTATIONS = (
     ),
     Mutation(
         "loop: the count of skipped steps is not reset",
-        "rl/trainer/loop.py",
-        'self.num_nonfinite + 1 if stats["train/skipped"] else 0',
-        'self.num_nonfinite + int(stats["train/skipped"])',
+        "rl/trainer/nonfinite.py",
+        "self._in_a_row + 1 if skipped else 0",
+        "self._in_a_row + int(skipped > 0)",
     ),
     Mutation(
         "checkpoint: is complete before its state is written",
