@@ -341,6 +341,7 @@ MUTATIONS = (
         "rl/trainer/nonfinite.py",
         "self._in_a_row + 1 if skipped else 0",
         "self._in_a_row + int(skipped > 0)",
+        named="tests/rl/trainer/test_loop.py",
     ),
     Mutation(
         "checkpoint: is complete before its state is written",
