@@ -44,8 +44,9 @@ class Lab:
 def lab(tmp_path_factory) -> Lab:
     home = tmp_path_factory.mktemp("home")
     programs = installed_wheel(home)
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    # Use the op that is already compiled for DeepSpeed, because compiling takes a minute.
+    # Use the op that is already compiled for DeepSpeed, because compiling takes a minute. Use the
+    # ninja that compiled it, because another version compiles it again.
+    path = os.pathsep.join([str(programs), str(Path(sys.prefix) / "bin"), os.environ["PATH"]])
     compiled = str(Path(sys.prefix) / "torch_extensions")
     environment = {"PATH": path, "OFFBYONE_CACHE": str(home), "TORCH_EXTENSIONS_DIR": compiled}
     lab = Lab(home / "my-lab", environment)
