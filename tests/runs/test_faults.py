@@ -51,7 +51,7 @@ def test_the_batch_of_a_step_whose_loss_is_nan_is_kept_for_compare_losses(tmp_pa
     (step,) = [row["step"] for row in result.metrics if row.get("train/skipped")]
     said = f"python compare_losses.py {one.folder} steps={step} loss=<another>"
     assert said in " ".join(result.screen.split())
-    assert main([str(one.folder), f"steps={step}", "loss=grpo"]) == 0
+    assert main([str(one.folder), f"steps={step}", "loss=dapo"]) == 0
     shown = capsys.readouterr().out
     assert f"of 1 updates, steps {step} to {step}." in shown
     assert "the tokens whose gradients differ most" in shown
