@@ -17,14 +17,12 @@ from envs.user_code import format_location
 from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
-from rl.runtime.text import printable
+from rl.runtime.text import OUT_OF_MEMORY, printable
 
 _REMEDIES = {  # pattern in an error's message -> what the user can do
-    "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc": (
-        "lower trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
-        "trainer.gradient_checkpointing=true; for vLLM, lower "
-        "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)"
-    ),
+    OUT_OF_MEMORY: "lower trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
+    "trainer.gradient_checkpointing=true; for vLLM, lower "
+    "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
     "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
     "(docs/troubleshooting.md, open files)",
 }

@@ -1,5 +1,6 @@
 """The paths of all files of a run. No other module contains these file names."""
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from typing import Any
 from rl.runtime.files import Inside, remove, write_atomically
 from rl.runtime.given_files import load_json, regular_file
 from rl.runtime.private_folder import PrivateFolder
+from rl.runtime.text import OUT_OF_MEMORY
 
 _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 
@@ -193,15 +195,13 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
     """
     try:
         yield path
-    except FileNotFoundError as error:
-        raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
-    except (MemoryError, OSError, ImportError):
-        raise
     except Exception as error:  # torch and msgspec have types of their own
-        if re.search("(?i)allocate|out of memory", str(error)):
+        text = f"{type(error).__name__}: {error}"
+        # pyarrow reports damage as an OSError, too, but only an error of the system has an errno.
+        is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
+        if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
-        why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is damaged ({why}): {remedy}") from error
+        raise ValueError(f"{path} is damaged ({text}): {remedy}") from error
 
 
 def _with_parent(path: Path) -> Path:

@@ -6,6 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
+# Part of an error's message if memory ran out, whatever the type of the error.
+OUT_OF_MEMORY = (
+    "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc"
+)
 START_KEYS = {"run_name", "resume", "accept_changed_code"}  # may differ at each start of a run
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters except tab and newline
 
