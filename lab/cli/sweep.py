@@ -166,22 +166,25 @@ def use_until(config: DictConfig) -> None:
         raise ConfigError(problems)
     from lab.sweeps.until import UntilDecided  # imports numpy, which other sweeps do not need
 
-    # Hydra creates only sweepers of its own packages, so replace the basic one by its subclass.
-    Plugins.instance().class_name_to_class[sweeper] = UntilDecided
+    _replace_sweeper(config, UntilDecided)
 
 
 def use_card(config: DictConfig) -> None:
-    """Let Hydra make the sweeper of a report card; raise ConfigError if that is impossible."""
-    sweeper = str(config.hydra.sweeper._target_)
+    """Make Hydra use CardSweeper as its sweeper. Raise ConfigError if the sweep is unsuitable."""
     varied = {
         key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
     }
     if other := sorted(varied - {"row", "card.level", "seed"}):
         problem = f"a report card has one value of {', '.join(other)}: start one for each value"
         raise ConfigError([problem])
-    from lab.sweeps.card import CardSweeper
+    from lab.sweeps.card import CardSweeper  # imports scipy, which other sweeps do not need
 
-    Plugins.instance().class_name_to_class[sweeper] = CardSweeper  # as in use_until
+    _replace_sweeper(config, CardSweeper)
+
+
+def _replace_sweeper(config: DictConfig, subclass: type) -> None:
+    # Hydra creates only sweepers of its own packages, so replace the basic one by its subclass.
+    Plugins.instance().class_name_to_class[str(config.hydra.sweeper._target_)] = subclass
 
 
 class SweepStart(Callback):

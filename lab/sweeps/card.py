@@ -4,43 +4,34 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from lab.report.card import LADDER_ROW, VARIED, Card, card_of, read_cards, read_rows, write_page
 from lab.report.run import RUN_KEYS
+from lab.sweeps.sweeper import ChoosingSweeper, Jobs
 from rl.config.shipped import SHIPPED
-from rl.runtime.sweep_folder import DONE, SweepFolder, identity, sweep_of_this_process
+from rl.runtime.sweep_folder import DONE, SweepFolder, identity
 from rl.runtime.text import key_of, say
 from rl.terminal.panel import format_time
 
 ROWS, STORED = SHIPPED / "sweeps" / "row", SHIPPED / "baselines" / "report_card"
 RATE = "optim.learning_rate"
 TYPICAL_S = 40.0  # seconds of a run while no card is stored
-Jobs = list[list[str]]
 
 
-class CardSweeper(BasicSweeper):
+class CardSweeper(ChoosingSweeper):
     """A Hydra sweeper that chooses the learning rate of most jobs by the first jobs."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch the jobs of the first row at each learning rate, then those of the other rows."""
-        sweep = sweep_of_this_process()
-        assert sweep is not None
         assert self.config is not None
-        assert self.hydra_context is not None
-        parser = OverridesParser.create(self.hydra_context.config_loader)
-        (jobs,) = self.split_arguments(parser.parse_overrides(arguments), None)
+        jobs = self.parse_jobs(arguments)
         ladder, others = stages(jobs, self.config.card.ladder)
-        say(price(sweep, [*ladder, *others]))
-        returns = self._launch(sweep, ladder, 0)
-        rate = f"{RATE}={played_card('', sweep, jobs).rate}"
-        return returns + self._launch(sweep, [[*job, rate] for job in others], len(ladder))
+        say(price(self.folder, [*ladder, *others]))
+        returns = self._launch_all(ladder, 0)
+        rate = f"{RATE}={played_card('', self.folder, jobs).rate}"
+        return returns + self._launch_all([[*job, rate] for job in others], len(ladder))
 
-    def _launch(self, sweep: SweepFolder, jobs: Jobs, first: int) -> list[Any]:
-        assert self.launcher is not None
-        sweep.claim_all(jobs)
-        returns = list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []
+    def _launch_all(self, jobs: Jobs, first: int) -> list[Any]:
+        returns = self.launch(jobs, first)
         for one in returns:
             _ = one.return_value  # raises the error of the job
         return returns

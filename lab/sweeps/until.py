@@ -14,8 +14,6 @@ from statistics import fmean
 from typing import Any
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobStatus
 
 from lab.report.arms import arms_of
@@ -25,7 +23,8 @@ from lab.report.sequential import State
 from lab.report.sources import read_sources
 from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
-from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels, sweep_of_this_process
+from lab.sweeps.sweeper import ChoosingSweeper
+from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
@@ -33,18 +32,13 @@ ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run h
 MOST_FAILURES = 3  # so many failed jobs end this start of the sweep
 
 
-class UntilDecided(BasicSweeper):
+class UntilDecided(ChoosingSweeper):
     """A Hydra sweeper that launches each job of the basic sweeper with seeds 0, 1, 2, ..."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
-        sweep = sweep_of_this_process()
-        assert sweep is not None
         assert self.config is not None
-        assert self.launcher is not None
-        assert self.hydra_context is not None
-        parser = OverridesParser.create(self.hydra_context.config_loader)
-        (arms,) = self.split_arguments(parser.parse_overrides(arguments), None)
+        sweep, arms = self.folder, self.parse_jobs(arguments)
         size = self.max_batch_size or len(sweep.read_info()["slots"]) or len(arms)
         size = 1 if isinstance(self.launcher, BasicLauncher) else size
         returns, tried = [], set()
@@ -60,9 +54,8 @@ class UntilDecided(BasicSweeper):
                 report([sweep.path], sweep.path / "report.html")
             else:
                 say(f"\n{state.text()}")
-            sweep.claim_all(batch)
             tried |= {identity(job) for job in batch}
-            returns += self.launcher.launch(batch, initial_job_idx=len(returns))
+            returns += self.launch(batch, len(returns))
         for one in failed:
             _ = one.return_value  # this property raises the error of the job
         return returns

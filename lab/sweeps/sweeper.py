@@ -1,0 +1,33 @@
+"""The base class of sweepers that choose jobs by the results of earlier jobs."""
+
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rl.runtime.sweep_folder import SweepFolder, sweep_of_this_process
+
+Jobs = list[list[str]]  # the overrides of each job
+
+
+class ChoosingSweeper(BasicSweeper):
+    """A Hydra sweeper that records the jobs of each launch in the folder of the sweep."""
+
+    @property
+    def folder(self) -> SweepFolder:
+        folder = sweep_of_this_process()
+        assert folder is not None
+        return folder
+
+    def parse_jobs(self, arguments: list[str]) -> Jobs:
+        """Return a job for each combination of the values in Hydra's overrides."""
+        assert self.hydra_context is not None
+        parser = OverridesParser.create(self.hydra_context.config_loader)
+        (jobs,) = self.split_arguments(parser.parse_overrides(arguments), None)
+        return jobs
+
+    def launch(self, jobs: Jobs, first: int) -> list[Any]:
+        """Launch jobs with numbers from `first` on; return Hydra's JobReturns."""
+        assert self.launcher is not None
+        self.folder.claim_all(jobs)
+        return list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []
