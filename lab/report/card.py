@@ -18,8 +18,9 @@ import msgspec
 import yaml
 from scipy import stats
 
+from lab.report.evaluations import evaluated_versions
 from lab.report.run import RUN_KEYS
-from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
@@ -103,8 +104,7 @@ def card_of(
         if record.state != DONE or {*others} != {*common} or own.keys() != {*VARIED}:
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
-        versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
-        means = [_mean(folder, one, rows[row]["measure"]) for one in versions]
+        means = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
         scores = [mean for mean in means if mean is not None]
         if not scores:
             continue  # not evaluated, or no rollout has this reward

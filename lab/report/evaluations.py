@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.text import printable
 
 
@@ -52,6 +52,11 @@ class _Line(msgspec.Struct):
 
 
 _LINE = msgspec.json.Decoder(_Line)
+
+
+def evaluated_versions(folder: RunFolder) -> list[int]:
+    """Return the evaluated policy versions, oldest first."""
+    return sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
 
 
 def read_evaluation(folder: RunFolder, version: int) -> Evaluation:

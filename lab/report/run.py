@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lab.report.evaluations import Evaluation, Question, read_evaluation
+from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
 from lab.report.statistics import Floats
 from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
-from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
@@ -131,7 +131,7 @@ def read_run(
     config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
-    versions = sorted(map(step_of, folder.evaluations.glob("version_[0-9]*.jsonl")))
+    versions = evaluated_versions(folder)
     seconds, tokens = (_sums_before(rows, name) for name in ("time/step", "train/tokens"))
     return Run(
         name=_make_readable(folder.name),
