@@ -70,6 +70,7 @@ class Replicas:
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
         self._why_unusable = why_unusable
+        self._pool = ThreadPoolExecutor(len(replicas))  # not one per check, four times a second
 
     def start(self) -> None:
         """Start all servers without waiting until they answer."""
@@ -92,8 +93,8 @@ class Replicas:
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Restart servers that are gone. Return (name, cause) if the run must end instead."""
-        with ThreadPoolExecutor(len(self._all)) as pool:  # each server may take seconds
-            seen = list(zip(self._all, pool.map(self._cause_of_end, self._all), strict=True))
+        # In parallel, because each server that does not answer takes seconds.
+        seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(one, what) for one, what in seen if what is not None]
         # Compute this before any restart, because `_restart` sets `ready` to False.
         another_serves = any(one.ready for one, what in seen if what is None)

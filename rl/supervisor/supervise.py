@@ -195,7 +195,7 @@ class _Launch:
         with as_config_error():
             if checkpoint := initial_checkpoint(vars(run)):
                 check_files(model := RunFolder.export_of(checkpoint))
-                self._check_model(model)
+                check_trainable(model)
                 return model
         if run.model.warm_start is None:
             return self._built_model(run, self.run_folder)
@@ -208,6 +208,7 @@ class _Launch:
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = self._built_model(run, supervised)
+            self.check_references(model)
             self.dry_call.learned()  # raises for an unusable loss, before the warm start takes 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
@@ -225,12 +226,8 @@ class _Launch:
         """Build or download the model and return its folder. Raise ConfigError if unusable."""
         with as_config_error():
             model = build(run.model)().prepare(run_folder.built_model)
-            self._check_model(model)
+            check_trainable(model)
         return model
-
-    def _check_model(self, model: Path) -> None:
-        check_trainable(model)
-        self.check_references(model)
 
     def check_references(self, model: Path) -> None:
         """Raise ConfigError if a reference model cannot score the tokens of the policy."""
