@@ -1,4 +1,4 @@
-"""A hook of mkdocs that turns a page's path in a sentence, docs/losses.md, into a link."""
+"""A hook of mkdocs: it makes each path of a page, such as docs/losses.md, a link to that page."""
 
 import re
 

@@ -171,7 +171,7 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 
 def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
-    """Return what decides about ids; the form of merges depends on the version that saved them."""
+    """Return vocabulary, merges and added tokens. Versions save merges in two forms."""
     tokenizer = json_of(folder / "tokenizer.json")
     model = tokenizer.get("model", {})
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]

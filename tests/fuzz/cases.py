@@ -1,4 +1,4 @@
-"""Make cases, read them within limits, and say what is wrong with the outcome."""
+"""Make damaged inputs, read each within limits of time and memory, and return the problems."""
 
 import faulthandler
 import resource

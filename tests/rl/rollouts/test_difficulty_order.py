@@ -100,7 +100,7 @@ def test_the_metrics_are_the_shares_of_the_levels_and_the_number_of_played_examp
     for place in places(order, 8):
         order.observe(place, played(1.0))
     assert order.metrics() == {"easy": 0.4, "normal": 0.6, "hard": 0.0, "seen": 8.0}
-    order.pools[0].examples.append(Example(20, "e0", []))  # nobody has played an added example
+    order.pools[0].examples.append(Example(20, "e0", []))  # no rollout has played the added example
     assert order.metrics() == {"easy": 0.4, "normal": 0.6, "hard": 0.0, "seen": 8.0}
 
 
