@@ -58,7 +58,7 @@ def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Pat
     )
     assert done.stderr == (  # all else is right, mine.long was found
         "this run cannot start:\n- env.envs.long.rewards.long.bonus is missing: add it to the YAML "
-        "that sets env.envs.long.rewards.long\n"
+        "of env.envs.long.rewards.long\n"
     )
 
 

@@ -52,7 +52,7 @@ def test_the_file_ends_with_the_block_even_after_an_error():
     with pytest.raises(KeyError):
         fail()
     assert not os.path.exists(paths[0])
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # sockets of other tests may close meanwhile
 
 
 def test_other_weights_than_expected_are_refused():
