@@ -117,6 +117,8 @@ def _opening(prompt: Any) -> list[Message]:
 @contextmanager
 def _restore_signal_handlers() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -28,7 +28,7 @@ Compute other losses on the batches that a run recorded, without a model:
 
 Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
 
-    steps=40..60      first and last step (default: all recorded steps)
+    steps=40..60      first and last step, 40.. without a last one (default: all recorded steps)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
     step=true         instead, take each loss's optimizer step from a checkpoint (minutes)
@@ -64,10 +64,11 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
         raise ValueError(f"{folder} {what}: name a run that trained with record=all")
     if text is None:
         return steps
-    first, _, last = text.partition("..")
-    if not first.isdecimal() or not (last or first).isdecimal():
-        raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60")
-    chosen = [step for step in steps if int(first) <= step <= int(last or first)]
+    first, is_range, last = text.partition("..")
+    last = last or (str(steps[-1]) if is_range else first)
+    if not first.isdecimal() or not last.isdecimal():
+        raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60 or steps=40..")
+    chosen = [step for step in steps if int(first) <= step <= int(last)]
     if not chosen:
         raise ValueError(f"steps={text}: choose from the recorded steps {steps[0]} to {steps[-1]}")
     return chosen
