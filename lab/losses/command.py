@@ -67,7 +67,9 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
     first, is_range, last = text.partition("..")
     last = last or (str(steps[-1]) if is_range else first)
     if not first.isdecimal() or not last.isdecimal():
-        raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60 or steps=40..")
+        raise ValueError(
+            f"steps={text}: give a step or a range, such as steps=40..60 or steps=40.."
+        )
     chosen = [step for step in steps if int(first) <= step <= int(last)]
     if not chosen:
         raise ValueError(f"steps={text}: choose from the recorded steps {steps[0]} to {steps[-1]}")
