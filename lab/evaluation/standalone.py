@@ -108,7 +108,7 @@ async def _play(
 def write_files(
     run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
-    """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
+    """Write summary.json, rollouts.jsonl and rollouts.html, a page whose heading has `facts`."""
     from lab.viewer.export import write_page  # imported late, because this takes a second
 
     folder = run_folder.path

@@ -98,8 +98,8 @@ def compare(
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
-    or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
+    `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
+    the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
     `smallest_effect`, arms are decided after every seed (sequential.py).
     Raise NothingToCompare or NoBaseline.
     """
@@ -130,9 +130,10 @@ def compare(
 def _states(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> list[State]:
-    """Compare each arm with arm `at`. p-values are multiplied by `factors` and adjusted by Holm.
+    """Return the state of each arm, compared with arm number `at`.
 
-    If `effect` is not 0, decisions are sequential. `unscored`: the number of arms without scores.
+    p-values are multiplied by `factors`, then adjusted for the number of arms (Holm). If `effect`
+    is not 0, decisions are sequential. `unscored`: the number of arms without scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
