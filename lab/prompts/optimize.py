@@ -88,9 +88,10 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
+    """Return the number of recorded rollouts. Complete the last line of a killed search."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
-    if content and not content.endswith(b"\n"):  # a killed search left its last line incomplete
+    if content and not content.endswith(b"\n"):
         path.write_bytes(content + b"\n")
     return len(content.splitlines())
 

@@ -56,7 +56,7 @@ class Search:
     failures: Counter[str] = field(default_factory=Counter)  # error -> rollouts without a reward
     ended_by: str = ""
     propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
-    _validated: tuple[int, list[float | None]] = (0, [])  # calls before the evaluation, rewards
+    _validated: tuple[int, list[float | None]] = (0, [])  # calls before validation, rewards
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:

@@ -27,7 +27,7 @@ class ChoosingSweeper(BasicSweeper):
         return jobs
 
     def launch(self, jobs: Jobs, first: int) -> list[Any]:
-        """Launch jobs with numbers from `first` on; return Hydra's JobReturns."""
+        """Launch jobs with numbers from `first` on, and return their Hydra JobReturns."""
         assert self.launcher is not None
         self.folder.claim_all(jobs)
         return list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []
