@@ -26,7 +26,7 @@ from rich.text import Text
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
-from lab.evaluation.table import report
+from lab.evaluation.table import result_lines
 from rl.config.shipped import CONF
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
@@ -102,7 +102,7 @@ class Run(JupyterMixin):
     def __rich__(self) -> RenderableType:
         if summary := read_summary(self.folder):
             threshold = load_yaml(self.folder.read(self.folder.config))["pass_threshold"]
-            return report(summary, threshold, self.folder.path)
+            return result_lines(summary, threshold, self.folder.path)
         return Text(printable(final_summary(self.folder)))
 
     def __repr__(self) -> str:

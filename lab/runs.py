@@ -39,7 +39,7 @@ def runs_at(path: Path) -> list[FoundRun]:
 
 
 def start_command(program: str) -> str:
-    """Return `offbyone view` or `python view.py`, the form in which the user starts programs."""
+    """Return `offbyone <program>` if the user typed offbyone, else `python <program>.py`."""
     by_command = "offbyone" in [Path(word).name for word in sys.orig_argv[:2]]
     return f"offbyone {program}" if by_command else f"python {program}.py"
 

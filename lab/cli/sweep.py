@@ -210,7 +210,7 @@ class SweepStart(Callback):
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
-        self._jobs = jobs_of(config)  # at the end, Hydra cannot parse overrides
+        self._jobs = jobs_of(config)  # Hydra cannot parse overrides in on_multirun_end
         numbers = [] if card else job_numbers(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),

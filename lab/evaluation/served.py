@@ -107,7 +107,7 @@ def serving_policy(
         yield
 
 
-def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
+def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
     model = build(policy.model)() if policy.model else None
     return ChatSettings(
         sampler=build(policy.sampler)(),

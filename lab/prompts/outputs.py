@@ -111,7 +111,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # nan: under 2 pairs
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # NaN if under 2 pairs
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [

@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def num_looks(self) -> int:
-        """The number of looks at the results: one, and one per extension that added runs here."""
+        """The number of looks at this arm's results: one, and one per extension that added runs."""
         return len({run.grown for run in self.runs})
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lab.report.arms import arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import basis, conclusion, what_is_visible
+from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
 from lab.runs import folders_and_options, start_command
@@ -98,7 +98,7 @@ def report(
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     """Print a comparison, write report.json and the page, and return True if both were written."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
-    details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+    details = f"{basis(comparison)} {describe_power(comparison)}".rstrip()
     records = arm_records(comparison, comparison.arms)
     _print(comparison.question, text, records, comparison.notes, details)
     try:

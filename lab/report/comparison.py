@@ -187,7 +187,7 @@ def _results(
                 decision = st.decide(difference, state.p_value)
                 num_others = len(arms) - 1
                 visible = power.visible_difference(state.spread, num_others * factors[index])
-                # After more seeds, all arms are judged once more.
+                # More seeds mean one more look, which raises the factor of the p-value.
                 factor = num_others * st.looks_factor(looks[index] + 1)
                 needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
@@ -205,7 +205,7 @@ def _results(
                 if decision == st.EQUAL
                 else decision,
                 undecided_if=undecided_if,
-                chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
+                chance_better=st.chance_better(scores.means, base.means) if knows else nan,
                 visible_difference=visible,
                 seeds_needed=needed,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,

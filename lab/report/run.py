@@ -139,7 +139,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed", seed),
-        has_begun=folder.path.is_dir() or error is None,  # no error: the user deleted it
+        has_begun=folder.path.is_dir() or error is None,  # without error, it was deleted
         cause=_make_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,

@@ -18,13 +18,13 @@ TYPICAL_S = 40.0  # assumed seconds of a run if no card is stored
 
 
 class CardSweeper(ChoosingSweeper):
-    """A Hydra sweeper that chooses the learning rate of most jobs by the first jobs."""
+    """A Hydra sweeper that chooses a learning rate with the first row, for all other rows."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch the jobs of the first row at each learning rate, then those of the other rows."""
+        """Launch the first row at each learning rate, then the other rows at the best rate."""
         assert self.config is not None
         jobs = self.parse_jobs(arguments)
-        ladder, others = stages(jobs, self.config.card.ladder)
+        ladder, others = split_jobs(jobs, self.config.card.ladder)
         say(remaining_work(self.folder, [*ladder, *others]))
         returns = self._launch_all(ladder, 0)
         rate = f"{RATE}={played_card('', self.folder, jobs).rate}"
@@ -37,7 +37,7 @@ class CardSweeper(ChoosingSweeper):
         return returns
 
 
-def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
+def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
     """Return the first row's jobs at each learning rate, and the other jobs, without a rate yet."""
     rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:

@@ -33,7 +33,7 @@ MOST_FAILURES = 3  # this many failed jobs end the current start of the sweep
 
 
 class UntilDecided(ChoosingSweeper):
-    """A Hydra sweeper that launches each job of the basic sweeper with seeds 0, 1, 2, ..."""
+    """A Hydra sweeper that runs each arm with seeds 0, 1, 2, ... until the arm is decided."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
