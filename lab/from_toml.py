@@ -104,8 +104,7 @@ def _translate_key(
 ) -> tuple[list[str], str]:
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
-        own = f"offbyone has env={name}; for the package, write env=verifiers env.id={value}"
-        return [f"env={name}"], own
+        return [f"env={name}"], f"for the package, write env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:

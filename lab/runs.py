@@ -15,7 +15,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
-    grown: int = 0  # 0 for jobs of the sweep's first command, 1 for the next, ...
+    grown: int = 0  # index of the sweep's command that added this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:

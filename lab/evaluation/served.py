@@ -50,8 +50,7 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        # Check again, because another program may have used the folder before the lock.
-        if found := list(run_folder_problems(settings.plain())):
+        if found := list(run_folder_problems(settings.plain())):  # a run may have started meanwhile
             raise ConfigError(found)
         yield run_folder
 

@@ -56,8 +56,7 @@ class Search:
     failures: Counter[str] = field(default_factory=Counter)  # error -> number of its rollouts
     ended_by: str = ""
     propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
-    # The number of calls before the latest validation of a candidate, and its rewards.
-    _validated: tuple[int, list[float | None]] = (0, [])
+    _validated: tuple[int, list[float | None]] = (0, [])  # Candidate.calls_before and scores
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:

@@ -87,9 +87,8 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 def read_cards(folder: Path) -> list[Card]:
     """Return the stored cards, in the order of their names."""
-    return [
-        msgspec.json.decode(path.read_bytes(), type=Card) for path in sorted(folder.glob("*.json"))
-    ]
+    paths = sorted(folder.glob("*.json"))
+    return [msgspec.json.decode(path.read_bytes(), type=Card) for path in paths]
 
 
 def card_of(

@@ -104,8 +104,7 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         numbers.write_bytes(as_json(comparison))
-        # Altair takes a second to import, so import it after the numbers are printed.
-        from lab.report.page import write_page
+        from lab.report.page import write_page  # takes a second, so print the numbers first
 
         write_page(comparison, page, command=command)
     except OSError as error:  # the disk is full, or a permission is missing

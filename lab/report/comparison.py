@@ -100,8 +100,7 @@ def compare(
 
     `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
     the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
-    `smallest_effect`, arms are decided after every seed (sequential.py).
-    Raise NothingToCompare or NoBaseline.
+    `smallest_effect`, decisions are sequential. Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)

@@ -77,7 +77,7 @@ class Run:
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # 0 for runs of the sweep's first command, 1 for the next, ...
+    grown: int = 0  # index of the sweep's command that added this run
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 

@@ -105,8 +105,7 @@ class Spread:
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C, the variance between questions
     noise: float  # R, the noise variance
-    # degrees of freedom of C: the number of questions minus the number of environments
-    free_questions: int
+    free_questions: int  # degrees of freedom of C: number of questions minus environments
 
     @property
     def variance(self) -> float:

@@ -11,7 +11,7 @@ Jobs = list[list[str]]  # the overrides of each job
 
 
 class ChoosingSweeper(BasicSweeper):
-    """A Hydra sweeper that records the jobs of each launch in the folder of the sweep."""
+    """A Hydra sweeper that chooses jobs by results and records them in the folder of the sweep."""
 
     @property
     def folder(self) -> SweepFolder:
