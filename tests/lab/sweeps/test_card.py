@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
-from lab.sweeps.card import ROWS, STORED, price, stages
+from lab.sweeps.card import ROWS, STORED, remaining_work, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import REPO, check_all, composed
@@ -94,12 +94,12 @@ def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(swe
         for row in ("staleness", "basic")
         for level in ("easy", "hard")
     ]
-    ladder, others = stages(jobs, [1e-4, 5e-4, 1e-3])
+    ladder, others = split_jobs(jobs, [1e-4, 5e-4, 1e-3])
     assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
     assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
     assert others == jobs[:2]
-    assert price(sweep, [*ladder, *others]).startswith("1 runs to play, about ")
-    given, _ = stages([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
+    assert remaining_work(sweep, [*ladder, *others]).startswith("1 runs are not done, which take ")
+    given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 
 
