@@ -1,7 +1,7 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,7 +128,8 @@ def read_run(
             cause=_make_readable(error or "it failed before its folder was created"),
         )
     rows, settings, record = read_metrics(folder), _read_settings(folder), read_record(folder)
-    config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
+    given = {key_of(item) for item in overrides}
+    config, num_steps = _without_run_keys(settings, folder.name, given), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)
@@ -178,13 +179,16 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
+def _without_run_keys(
+    settings: dict[str, Any], run_name: str, given: Container[str]
+) -> dict[str, Any]:
     # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
         key: value
         for key, value in settings.items()
-        if key.rpartition(".")[2] not in RUN_KEYS
+        # Nested keys such as env.seed usually interpolate ${seed}, unless the user gave a value.
+        if key not in RUN_KEYS and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
         and not (isinstance(value, str) and name.search(value))
     }
