@@ -137,6 +137,7 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
     for name in sorted(played, key=lambda name: name != LADDER_ROW):
         own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.cells_of(name))
         shown.append({"row": played[name], "lines": [own, *others]})
+        others = [one for one in others if one["played"] == own["played"]]
         lower = [one["name"] for one in others if own["high"] < one["low"]]
         higher = [one["name"] for one in others if own["low"] > one["high"]]
         clear += [f"{played[name]['title']}: lower than {', '.join(lower)}"] if lower else []
@@ -161,6 +162,8 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
         if cell.level == level
     ]
     low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
+    played = {cell.level for cell in card.cells_of(name)}
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
     ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
-    return line | {"text": f"{mean:.2f}  {ends}"}
+    only = "" if played == {*row["levels"]} else f", only {' and '.join(sorted(played))}"
+    return line | {"played": played, "text": f"{mean:.2f}  {ends}{only}"}

@@ -188,7 +188,8 @@ def _without_run_keys(
         key: value
         for key, value in settings.items()
         # Nested keys such as env.seed usually interpolate ${seed}, unless the user gave a value.
-        if key not in RUN_KEYS and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
+        if key not in RUN_KEYS
+        and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
         and not (isinstance(value, str) and name.search(value))
     }

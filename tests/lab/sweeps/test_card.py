@@ -88,6 +88,15 @@ def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path
     assert json.loads((tmp_path / "report.json").read_text())["name"] == "mine"
 
 
+def test_a_row_without_all_levels_is_not_compared_with_whole_rows(sweep, tmp_path):
+    cells = [Cell("basic", "easy", 1e-3, [0.3], [0.8], 30.0)]
+    cells += [Cell("staleness", "easy", 1e-3, [0.3, 0.3], [0.95, 0.97], 30.0)]
+    stored = Card("cispo", "2026-11-26", "abc", 3.0, cells)
+    text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
+    assert "lower than" not in text
+    assert ", only easy" in (tmp_path / "report.html").read_text()
+
+
 def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep):
     jobs = [
         ["seed=0", f"row={row}", f"card.level={level}", "loss=mine"]
