@@ -1,4 +1,4 @@
-"""Tells user code from libraries, and finds its line that raised an exception."""
+"""Distinguishes user code from libraries, and finds the line of user code that raised an error."""
 
 import sys
 import sysconfig
