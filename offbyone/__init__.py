@@ -26,7 +26,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of lab/python_api.py. Import this file late, because verifiers does not use it."""
+    """Import lab/python_api.py at the first use of its names, because verifiers uses none."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api

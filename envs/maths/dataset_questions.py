@@ -43,7 +43,7 @@ class DataQuestions(Questions):
 def question_of(example: Example) -> Question:
     """Convert an example to a question. Raise ValueError if the example has no answer."""
     if "answer" not in example.info:
-        raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
+        raise ValueError(f"question {example.id} has no answer: set dataset.answer to a column")
     text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:

@@ -24,7 +24,7 @@ class Maths(Environment):
 
     name: str = field()
     questions: Questions
-    instruction: str  # text in a new line after every question
+    instruction: str  # text on a new line after every question
     grader: Grader
     reward_weights: Mapping[str, float]
 

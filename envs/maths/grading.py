@@ -66,7 +66,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer without outer $, extra spaces, `\text` and a final dot."""
+    r"""Return the answer without `\text`, outer $ and extra spaces, with 1/2 for \frac{1}{2}."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
