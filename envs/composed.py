@@ -86,7 +86,7 @@ class Composed(Environment):
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return the data set's examples. Create the shared objects, so that no episode waits."""
+        """Return the data set's examples. Create shared objects now, so that no episode waits."""
         _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 
@@ -97,7 +97,7 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with their answers, without end. Raise ValueError for tools."""
+        """Yield training prompts with their answers. Raise ValueError for tools or no answers."""
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -153,7 +153,7 @@ def _check_names(sets: Mapping[str, Toolset]) -> None:
                 if (kind, name) in origins:
                     raise ValueError(
                         f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
-                        "of the two, and set in bindings which parameter gets it"
+                        "of the two (bindings assign objects to parameters) or remove one"
                     )
                 origins[kind, name] = origin
 

@@ -182,7 +182,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Start it in this thread, because the kernel kills the process when its starter thread ends.
+        # Start it in this thread, because the kernel kills it when the thread that started it ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -29,7 +29,7 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """The adapter for an environment that `load_environment` returns."""
 
-    max_concurrent: int | None = None  # coroutines need no limit besides the sampler's
+    max_concurrent: int | None = None  # None: the sampler's limit suffices for coroutines
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _restore_signal_handlers():
@@ -56,7 +56,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # A truncated or single turn has a more precise stop reason of its own, so return None.
+        # The stop reason of a truncated turn, or of an only turn, is more precise than MAX_TURNS.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),

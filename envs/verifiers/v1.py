@@ -31,7 +31,7 @@ class TasksetAdapter:
     """The adapter for a taskset and the library's environment that plays it."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """Load the environment. `args`: its options, as in the library's `env` table."""
+        """Load the environment. `args`: the `env` table of the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
         # Harnesses and tool servers are processes. 30 of them need minutes to start on two cores,
         # but they mostly wait for the policy, so each core gets several episodes.
@@ -70,7 +70,7 @@ class TasksetAdapter:
             sessions.append(trace.id)
             self._endpoint.speakers[trace.id] = get_turn
 
-        context = await self._context_of_servers()
+        context = await self._model_context()
         try:
             episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
@@ -78,7 +78,7 @@ class TasksetAdapter:
                 del self._endpoint.speakers[session]
         return _outcome(episode, full)
 
-    async def _context_of_servers(self) -> vf.ModelContext:
+    async def _model_context(self) -> vf.ModelContext:
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference to the task, because the event loop has only a weak one.
@@ -134,7 +134,7 @@ def _weights(task: Any) -> dict[str, float]:
 
 
 def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the outcome of an episode. `full`: accept its error, because the context was full."""
+    """Return the outcome of an episode. If `full`, its error was a full context and is ignored."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, but only one can train: choose another env.id")

@@ -51,12 +51,12 @@ class Question:
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
-    """Return the pages of a source. `columns`: title, sections or content -> its name there."""
+    """Return the pages of a source. `columns`: title, sections or content -> its column."""
     pages: dict[str, Page] = {}
     for where, record in _records(source, split, columns):
         page = page_of(record, where)
         if page.id in pages:
-            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: change one")
+            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: rename one")
         pages[page.id] = page
     return list(pages.values())
 
@@ -90,7 +90,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source. `columns`: question, answer or level -> its name there."""
+    """Return the questions of a source. `columns`: question, answer or level -> its column."""
     questions = []
     for where, record in _records(source, split, columns):
         if not {"question", "answer"} <= record.keys():

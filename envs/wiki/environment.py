@@ -145,7 +145,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """The questions by split. All questions about one page are in the same split."""
+        """Return the questions by split. All questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self.levels:

@@ -21,7 +21,7 @@ from envs.wiki.corpus import Page, Question
 Row = Mapping[str, str]  # column -> text of the cell
 NUM_INVENTED_ROWS = 4  # maximum number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
-INVENTED = ("country", "capital", "currency", "language", "element")
+INVENTED = ("country", "capital", "currency", "language", "element")  # columns of invented names
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether no other page has the same value, so that a question can use it
+    unique: bool = False  # whether a value belongs to one page, so that it identifies the page
 
 
 FACTS = {

@@ -27,7 +27,7 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # `page.text` begins with the title. Repeat the title, so that pages with it rank higher.
+        # `page.text` begins with the title. Repeat the title, so that matches in titles count more.
         texts = [_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)
