@@ -30,7 +30,7 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum size of the agent's output, and of a file that a reward reads
-_KILL_ROUNDS = 250  # 5 s of 0.02 s each, because the kernel may need time to end a process
+_KILL_ROUNDS = 250  # rounds of 0.02 s, because the kernel may need 5 s to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
 
 

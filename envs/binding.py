@@ -9,7 +9,7 @@
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls a function
+returns the object. Each episode has its own `per_episode` objects. `Objects.get` calls a function
 again (with the `episode` if it has this parameter), and copies an instance of a class. At the end
 of the episode, `Objects.close` calls the method `close` of these objects.
 """
@@ -100,7 +100,7 @@ class Binder:
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
                 f"no tool and no reward uses {sorted(useless)} of shared or per_episode: add a "
-                "positional parameter of that name to one, set a binding, or delete the entry"
+                "parameter of that name to a tool or reward, set a binding, or delete the entry"
             )
 
     def tool(self, function: Function) -> Function:

@@ -61,7 +61,7 @@ class Composed(Environment):
         describe_tools: bool,
         max_concurrent: int | None,
     ) -> None:
-        functions, self.reward_weights = _rewards(rewards, reward_weights)
+        functions, self.reward_weights = _functions_and_weights(rewards, reward_weights)
         env = Toolset(tools=tools, shared=shared, per_episode=per_episode, bindings=bindings)
         sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
         tools = [tool for toolset in sets.values() for tool in toolset.tools]
@@ -82,7 +82,7 @@ class Composed(Environment):
             )
 
     def check_machine(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -111,7 +111,7 @@ class Composed(Environment):
             yield [*example.messages, assistant(str(first))]
 
 
-def _rewards(
+def _functions_and_weights(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
     """Return functions and weights by name. An entry of `given` without a weight uses `weights`."""

@@ -108,7 +108,7 @@ class HttpClient:
 
     async def _read_text(self, answer: httpx.Response) -> str:
         status = answer.status_code
-        if "Content-Encoding" in answer.headers:  # could expand to gigabytes
+        if "Content-Encoding" in answer.headers:  # a compressed answer could expand to gigabytes
             raise HttpError(
                 "compresses its answers, but the request forbids it: disable compression", status
             )

@@ -94,7 +94,7 @@ class ReverseText(Environment):
                 words += sorted(drawn)
                 continue
             numbers = rng.sample(range(BASE**length), min(share, BASE**length))
-            words += [_word(number, length) for number in numbers]
+            words += [_word_of_number(number, length) for number in numbers]
         rng.shuffle(words)
         return words
 
@@ -106,10 +106,10 @@ def _prompt(word: str) -> Message:
 def _random_word(rng: Random, length: int) -> str:
     if length > _MAX_NUMBERED:
         return "".join(rng.choices(ascii_lowercase, k=length))
-    return _word(rng.randrange(BASE**length), length)
+    return _word_of_number(rng.randrange(BASE**length), length)
 
 
-def _word(number: int, length: int) -> str:
+def _word_of_number(number: int, length: int) -> str:
     """Return the word of `length` letters that is `number` in base 26 (a = 0)."""
     letters = []
     for _ in range(length):

@@ -2,7 +2,7 @@
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
 hangs, the caller's timeout ends the wait, and the thread is abandoned. An abandoned thread does not
-delay the exit of the process, but occupies one of MAX_THREADS. Run untrusted code, or code that can
+delay the exit of the process, but counts towards MAX_THREADS. Run untrusted code, or code that can
 hang forever, in a separate process instead (envs/sandbox/sandbox.py).
 """
 

@@ -76,7 +76,7 @@ class Trials(ReverseText):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of `turns` words. `copied` and `copy_tasks` are shares of copies."""
+        """Yield conversations of `turns` words. The options `copied`, `copy_tasks` add copies."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

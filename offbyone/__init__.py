@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _API = ("Config", "Run", "compose", "load_run", "sample", "train")
 
 if find_spec("verifiers") is None:
-    __all__ = []  # without verifiers there are the names of _API and offbyone.environments
+    __all__ = []  # the names of _API and offbyone.environments work without verifiers
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 

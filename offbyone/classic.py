@@ -34,8 +34,8 @@ class ExportedEnvironment(vf.MultiTurnEnv):
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
         super().__init__(
-            dataset=lambda: _dataset(env, examples("train"), "train"),
-            eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
+            dataset=lambda: _make_dataset(env, examples("train"), "train"),
+            eval_dataset=lambda: _make_dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
             # -1: no limit. `env_response` applies max_turns, because `reply` reads the last turn.
@@ -100,7 +100,7 @@ class ExportedRubric(vf.Rubric):
             played.env.close(played.episode)
 
 
-def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
+def _make_dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
     rows = [
         {
             "prompt": env.environment_of(example).add_system_prompt(example.messages),

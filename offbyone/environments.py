@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# With model=hf, wiki-search describes its tools, which other models need (model.describe_tools).
+# model=hf sets model.describe_tools, so that wiki-search describes its tools to every model.
 MODEL = ("model=hf", "model.path=unknown")
 
 

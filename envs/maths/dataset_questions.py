@@ -18,7 +18,7 @@ class DataQuestions(Questions):
         self._dataset = dataset
 
     def check(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
             self._dataset.check()
 
     def load(self, split: Split) -> Sequence[Question]:

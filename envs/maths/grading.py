@@ -125,7 +125,7 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the one used last, because its process may still run
+            sandbox = self._idle.pop()  # the sandbox used last, because its process has started
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # the comparison exceeded its limits

@@ -71,7 +71,7 @@ class WordProblems(GeneratedQuestions):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # In the code, an expression stands for the total. In the solution, its value does.
+            # The code contains the total as an expression. The solution contains its value.
             nested = f"({code})" if lines else code
             code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)

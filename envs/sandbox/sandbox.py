@@ -236,7 +236,7 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # killed processes whose exit status is not collected
+_killed: list[subprocess.Popen[bytes]] = []  # processes whose exit status `_reap` must collect
 
 
 def _reap() -> None:

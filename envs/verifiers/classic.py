@@ -49,7 +49,8 @@ class ClassicAdapter:
         if dataset is None:
             return None
         size = len(dataset) if limit is None else min(limit, len(dataset))
-        return [Row(_opening(row["prompt"]), row) for row in dataset.select(range(size)).to_list()]
+        rows = dataset.select(range(size)).to_list()
+        return [Row(_first_messages(row["prompt"]), row) for row in rows]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
@@ -107,7 +108,7 @@ def plain_message(message: Any) -> Message:
     return plain
 
 
-def _opening(prompt: Any) -> list[Message]:
+def _first_messages(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
     # Remove keys with the value None. Arrow adds them, so that all messages have equal keys.

@@ -49,8 +49,8 @@ class TasksetAdapter:
             raise ValueError("the taskset has no end: set env.num_train to a number of tasks")
         tasks = list(taskset if limit is None else taskset.take(limit))
         if tasks:
-            self.reward_weights |= _weights(tasks[0])
-        return [Row(_opening(task.data), task) for task in tasks]
+            self.reward_weights |= _reward_weights(tasks[0])
+        return [Row(_first_messages(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         sessions: list[str] = []
@@ -76,7 +76,7 @@ class TasksetAdapter:
         finally:
             for session in sessions:
                 del self._endpoint.speakers[session]
-        return _outcome(episode, full)
+        return _make_outcome(episode, full)
 
     async def _model_context(self) -> vf.ModelContext:
         if self._context is None:
@@ -127,13 +127,13 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     return loaders.resolve_env_config(config)
 
 
-def _weights(task: Any) -> dict[str, float]:
+def _reward_weights(task: Any) -> dict[str, float]:
     weights = {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in task.hooks("reward")}
     judges = {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     return {name: weight for name, weight in (weights | judges).items() if weight}
 
 
-def _outcome(episode: Any, full: bool) -> Outcome:
+def _make_outcome(episode: Any, full: bool) -> Outcome:
     """Return the outcome of an episode. If `full`, its error was a full context and is ignored."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
@@ -152,7 +152,7 @@ def _outcome(episode: Any, full: bool) -> Outcome:
     )
 
 
-def _opening(data: Any) -> list[Message]:
+def _first_messages(data: Any) -> list[Message]:
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
         return [*system, user(data.prompt)]
