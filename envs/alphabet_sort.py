@@ -21,7 +21,7 @@ from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
-Names = list[list[str]]  # [turns][new names]
+Names = list[list[str]]  # the new names of each turn
 
 
 @dataclass(kw_only=True, eq=False)
