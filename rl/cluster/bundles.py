@@ -60,8 +60,8 @@ def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[st
                 else ("a replica", "inference.tensor_parallel_size or cluster.cores_per_replica")
             )
             yield (
-                f"{user} on one node need {bundle.devices} GPUs and {bundle.cores} CPUs, but the "
-                f"nodes of the cluster have {available}: lower {remedy}{on_cpus}"
+                f"one node must have {bundle.devices} GPUs and {bundle.cores} CPUs for {user}, but "
+                f"the nodes of the cluster have {available}: lower {remedy}{on_cpus}"
             )
     for what, of in (("GPUs", "devices"), ("CPUs", "cores")):
         needed = sum(getattr(bundle, of) for bundle in bundles)

@@ -91,7 +91,7 @@ class RayHost:
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self.lost = HostLost(
                 f"the host {self.address} is lost with all its processes, because its Ray node or "
-                f"our actor ended or did not answer for {_CALL_TIMEOUT_S:g} s: check `ray status`"
+                f"our RayNode ended or did not answer for {_CALL_TIMEOUT_S:g} s: check `ray status`"
             )
             raise self.lost from error
         except errors.RayTaskError as error:

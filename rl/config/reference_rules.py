@@ -103,7 +103,7 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
-        yield f"{' and '.join(sorted(numbers))} must be equal, because one loss reads all: set one"
+        yield f"{' and '.join(sorted(numbers))} differ, but one loss reads all: set equal values"
 
 
 REFERENCE_RULES = (
