@@ -84,9 +84,8 @@ def strategy_problems(config: Config) -> Iterator[str]:
     for path, limits in sampling_limits(config):
         if limits.get("stop") and fact(target, "begins_turns", False):
             yield (
-                f"{target} begins turns with given tokens, in which vLLM does not search "
-                f"for {path}.stop={list(limits['stop'])}: set {path}.stop=[], or use another "
-                "strategy"
+                f"{target} begins turns with given tokens, in which vLLM does not look for "
+                f"{path}.stop={list(limits['stop'])}: set {path}.stop=[], or use another strategy"
             )
 
 

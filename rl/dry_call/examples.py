@@ -1,4 +1,4 @@
-"""Dry calls of the classes that handle examples and groups: environment, order, buffer, strategy."""
+"""Dry calls of classes that handle examples and groups: environment, order, buffer, strategy."""
 
 import asyncio
 import inspect

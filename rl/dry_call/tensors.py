@@ -56,10 +56,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, the tensors with a gradient, and a set that collects used fields.
-
-    `change` is added to rollout_logprobs.
-    """
+    """Return made-up tokens, the tensors with a gradient, and a set that collects used fields."""
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(values: Tensor) -> Tensor:
@@ -151,7 +148,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
-    """Raise BadResult unless `result` is a TokenLoss of eight losses with a gradient."""
+    """Raise BadResult unless `result` is a TokenLoss [8] with finite gradients for `leaves`."""
     if not isinstance(result, TokenLoss):
         raise BadResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"

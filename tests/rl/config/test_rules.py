@@ -65,8 +65,8 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "strategy and stop texts": (
         {"strategy": chosen("strategy", "branch"), "sampler.stop": ["</a>"]},
-        "rl.sampling.branch.Branch begins turns with given tokens, in which vLLM does not search "
-        "for sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
+        "rl.sampling.branch.Branch begins turns with given tokens, in which vLLM does not look for "
+        "sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
     ),
     "head dtype and overrides": (
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
