@@ -41,7 +41,7 @@ class Learned:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Return a `Learned` from the output of `asdict`. YAML and JSON turn its tuple into a list."""
+        """Return a `Learned` from the output of `asdict`, in which the tuple may be a list."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
