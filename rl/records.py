@@ -37,9 +37,9 @@ class SampledColumns:
     """The token columns that the rollouts process fills while it samples.
 
     To add a column, add a field here and pass its values to `GrowingRow.extend`.
-    Rows, padding, messages to the trainer and token files then contain it, because their code loops
-    over the fields. A token loss receives the column if `losses.tokens.Tokens` has a field of the
-    same name. The arrays are [L] in a row and [B, T] in a micro-batch.
+    The code of rows, padding, messages to the trainer and token files loops over these fields. A
+    token loss receives the column if `losses.tokens.Tokens` has a field of the same name. The
+    arrays are [L] in a row and [B, T] in a micro-batch.
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
@@ -187,4 +187,4 @@ class RankBatch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     # [R] policy version when the rollout's group started
     versions: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    record_ids: tuple[str, ...] = ()  # [R] id, "" if its tokens are not recorded; () if none are
+    record_ids: tuple[str, ...] = ()  # [R] rollout id, "" if not recorded; () if none is recorded

@@ -30,7 +30,7 @@ def bundles_for(
 ) -> list[Bundle]:
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
-    `nodes` has all GPUs and CPUs of each node, also those that other jobs have reserved.
+    `nodes` has all GPUs and CPUs of each node, including those that other jobs have reserved.
     conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if even the unused
     cluster would be too small.
     """

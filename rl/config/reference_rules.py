@@ -49,7 +49,7 @@ def unused_or_missing_reference_problems(config: Config, learned: Learned) -> It
 
 
 def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check each teacher of reference=per_env as if this teacher were the only reference."""
+    """Check each reference by itself: the only one, or each teacher of reference=per_env."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():

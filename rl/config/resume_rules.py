@@ -46,7 +46,7 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# Options that older runs lack -> the value with which a run does what older runs did.
+# Option that older runs lack -> the value that reproduces what those runs did.
 _OLD_BEHAVIOUR = {
     "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
     "strategy": {"_target_": "rl.sampling.strategy.Independent"},

@@ -49,8 +49,8 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
 def split_schedules(config: Config) -> dict[str, Any]:
     """Return the configuration with numbers in place of its schedules, and the key `schedules`.
 
-    A number is the largest value during the run, so that the run loads the reference of a penalty
-    that begins at 0. An environment gets its value at step 0, which a warm start uses.
+    Each number is the largest value of its schedule, so that a run whose KL penalty begins at 0
+    loads the reference. An environment gets its value at step 0, which a warm start uses.
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
@@ -104,7 +104,7 @@ class Schedules:
         return {key: function(step) for key, function in self.functions.items()}
 
     def options(self, group: str, step: int) -> dict[str, Any]:
-        """Return the values of a group's options by name; "" stands for the top-level keys."""
+        """Return option -> value at a step for a config group; "" stands for the top-level keys."""
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
@@ -126,7 +126,7 @@ class Schedules:
         return made
 
     def at(self, step: int, record: Any, **groups: str) -> Any:
-        """Return a copy of a dataclass whose fields (`groups`: field=group) fit the step."""
+        """Return a copy of `record` with a step's options in its fields. `groups`: field=group."""
         return replace(
             record, **{f: self.apply(getattr(record, f), g, step) for f, g in groups.items()}
         )

@@ -32,7 +32,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender of `sync`. sync=auto chooses the one that sends least data without loss."""
+    """Return the sender. sync=auto is adapter if possible, else gloo across hosts, else shm."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen

@@ -63,7 +63,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Dry-call an example order: draw examples, report groups, then save and load its state."""
+    """Dry-call an example order: draw examples, show it groups, then save and load its state."""
     made = build(node)
     pools = [
         replace(pool, examples=list(itertools.islice(pool.examples, _MAX_EXAMPLES)))
@@ -143,7 +143,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # the environment may set a signal handler
+            except ValueError as error:  # a signal handler cannot be set in a thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []

@@ -1,7 +1,7 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
-Estimates are up to 15 % off (docs/scaling.md). So a run is refused only if 85 % of the estimate
-exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The error message
+Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
+estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The message
 shows the summands. The check ignores memory that other programs use, because these programs may
 end soon. The printed plan warns if the whole estimate exceeds the memory.
 """
