@@ -1,4 +1,4 @@
-"""Choose the sender of conf/sync that pushes a run's weights to vLLM, also for sync=auto."""
+"""Choose which sender of conf/sync pushes a run's weights to vLLM, and check that it can."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -111,7 +111,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return metric name -> mean over the rollouts, for `rollout/` and `eval/` metrics."""
+    """Return the means over rollouts, and max_length, by their names in `rollout/` and `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
