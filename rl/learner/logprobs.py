@@ -55,13 +55,13 @@ class PolicyModule(nn.Module):
             )
 
     @property
-    def heads(self) -> nn.Module:
+    def output_embeddings(self) -> nn.Module:
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
     def head(self) -> nn.Linear:
-        """The linear layer that computes the logits. If the head has a trained copy, the copy."""
-        return cast("nn.Linear", active_module(self.heads))
+        """The linear layer that computes the logits: the head's trained copy, if it has one."""
+        return cast("nn.Linear", active_module(self.output_embeddings))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:

@@ -31,7 +31,7 @@ class AdamW:
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 only Muon uses them
     ) -> "torch.optim.Optimizer":
-        """Return the optimizer. `embeddings` are those of the input embedding and output head."""
+        """Return the optimizer. `embeddings`: parameters of input embedding and output head."""
         import torch
 
         trained = [p for p in parameters if p.requires_grad]
@@ -68,7 +68,7 @@ class AdamW:
 class Muon(AdamW):
     """Muon (muon.py) for hidden matrices, AdamW for all other parameters (conf/optim/muon)."""
 
-    whole_matrices: ClassVar[bool] = True  # so ZeRO, which splits them, is refused
+    whole_matrices: ClassVar[bool] = True  # makes rl/config refuse ZeRO, which splits matrices
 
     momentum: BelowOne
     nesterov: bool

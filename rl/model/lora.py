@@ -120,7 +120,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if the targets of an adapter on a mixture of experts name its experts."""
+    """Raise ValueError if `targets`, on a model with experts, name matrices of the experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):
