@@ -37,7 +37,7 @@ class M2PO:
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
         """Return the masked surrogate [N]. masked_fraction [N] is 1 at dropped tokens."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # The mean of m_t over the first k bins rises with k, so only the kept bins are counted.
+        # The mean of m_t over the first k bins never falls with k, so the sum counts the kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]

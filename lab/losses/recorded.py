@@ -151,6 +151,6 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
-    """Return rollout id -> parsed line of the rollout file of a step."""
+    """Return the parsed lines of a step's rollout file by rollout id."""
     lines = map(json.loads, folder.read(folder.rollouts_of(step)).splitlines())
     return {line["id"]: line for line in lines}

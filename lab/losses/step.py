@@ -30,7 +30,7 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 
 
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Yield a row of COLUMNS for each arm: mean changes of log pi of the held-out answers.
+    """Take each arm's step. Yield a row of COLUMNS with the changes of log pi of the answers.
 
     An answer is better (worse) than its group if its recorded advantage is above (below) 0.
     """

@@ -101,7 +101,7 @@ class ValueModule(nn.Module):
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
+        """Return the values [N] of the tokens [B, T] at which `mask` is True, row by row."""
         before = states_before(self.body, token_ids, mask)  # [N, H]
         # Compute values in float32, because bfloat16 has only three significant digits.
         exact = torch.promote_types(before.dtype, torch.float32)

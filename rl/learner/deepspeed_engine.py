@@ -90,8 +90,8 @@ def start_engine(
         for parameter in external:  # ZeRO-3 then gathers it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # Discard the state of DeepSpeed's step without gradients. Otherwise Adam's bias correction
-        # would treat the first step with gradients as the second.
+        # Discard the optimizer's state from DeepSpeed's step without gradients. Otherwise Adam's
+        # bias correction would treat the first step with gradients as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
         # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.

@@ -77,7 +77,7 @@ class PolicyModule(nn.Module):
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
         top_k: tuple[int, int] | None = None,  # K, and the number of tokens to choose from
     ) -> tuple[Tensor | None, ...]:
-        """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
+        """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 
         With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
         likely tokens [N, K] and their logprobs [N, K].

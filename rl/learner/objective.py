@@ -87,7 +87,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the input of the token loss: the tokens with the outputs of a forward pass."""
+    """Return the tokens with the outputs of a forward pass, as the token loss reads them."""
     return replace(
         tokens,
         logprobs=logprobs,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW with a schedule (conf/optim/adamw). Weight decay applies only to matrices."""
+    """AdamW with a learning rate schedule (conf/optim/adamw). Only matrices get weight decay."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -80,7 +80,7 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer. `set_rate` applies each `lr_ratio`."""
+        """Return Muon and AdamW as one optimizer. `set_rate` reads the `lr_ratio` of its groups."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW

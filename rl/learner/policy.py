@@ -84,7 +84,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # those of `batch` on the device, or None
+        batches: Sequence[Batch] | None = None,  # micro-batches on the device, or None
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update

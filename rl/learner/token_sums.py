@@ -42,7 +42,7 @@ class TokenSums:
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # Count a metric that is one number for all tokens once per token.
+            # If a metric is one number, count it once for each token.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)

@@ -188,7 +188,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # The teacher may lack padding logits, because the policy practically never samples padding.
+    # The teacher may lack logits of unused ids, because the policy hardly ever samples them.
     known = vocabulary_of(teacher)
     if known and (missing := _tokens_from(policy, known)):
         raise ValueError(

@@ -62,7 +62,7 @@ class LoRA:
         import torch
         from peft import LoraConfig, get_peft_model
 
-        self._check(model)
+        self._check_module_names(model)
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number works
@@ -92,7 +92,7 @@ class LoRA:
         }
         return sorted(linear - _EXPERT_MATRICES)
 
-    def _check(self, model: PreTrainedModel) -> None:
+    def _check_module_names(self, model: PreTrainedModel) -> None:
         if _has_experts(model):
             check_targets(self.target_modules)
         names = [name for name, _ in model.named_modules()]

@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def largest(self) -> int:
-        """The number of parameters of the embedding, or of gate and up together if larger."""
+        """The number of parameters of vLLM's largest weight: embedding, or fused gate and up."""
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:

@@ -32,13 +32,13 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_MIN_SHARED_TOKENS = 256  # with fewer shared tokens, the slower kernel costs more than it saves
+_MIN_SHARED_TOKENS = 256  # with fewer, sharing saves less than attention with a mask costs
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedRows:
     """Rows with each distinct beginning stored once, as arrays of int64."""
 
     token_ids: np.ndarray  # [P]
@@ -50,7 +50,7 @@ class Packed:
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
 
 
-def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
+def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     """Pack the rows `token_ids` [B, T] up to the last token before a completion token.
 
     Nothing reads the states of later tokens. A row without completion tokens keeps its first token.
@@ -80,7 +80,7 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
         start += computed.size
     by_row = np.empty_like(index)
     by_row[order] = index
-    return Packed(
+    return PackedRows(
         token_ids=keys[is_own].astype(np.int64) - 1,
         positions=np.broadcast_to(columns, keys.shape)[is_own],
         leaves=leaves,
@@ -116,7 +116,7 @@ def _blocks(
 
 
 def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the hidden states [N, H] from which the masked tokens are predicted, row by row.
+    """Return the hidden states [N, H] before the tokens at which `mask` is True, row by row.
 
     `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
     because causal attention hides the padding from all real tokens.
@@ -194,13 +194,13 @@ def _check_states(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The fields of `Packed` that the attention reads, on the model's device."""
+    """The fields of `PackedRows` that the attention reads, on the model's device."""
 
     leaves: list[tuple[Tensor, int]]  # [S, W] each
     copies: Tensor  # [P]
 
 
-# Do not compile this function, because torch would do so for each new number of blocks.
+# Do not compile this function, because torch would recompile it for each new number of blocks.
 @torch.compiler.disable
 def _attend(
     module: nn.Module,
@@ -235,7 +235,7 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask [1, 1, W - first, W] of queries from `first` on, None if just causal."""
+    """Return the mask [1, 1, W - first, W] of queries from `first` on. None: plain causal."""
     window = window or width
     if first == 0 and window >= width:
         return None

@@ -53,7 +53,7 @@ class TinyModel:
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template, or refuse a folder of another model."""
+        """Write config and tokenizer. Raise ValueError if the folder contains another model."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files().items():
             path = folder / name
