@@ -39,7 +39,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
     answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
-    held_out = [_row(row, rollout_id=ids[row.id]) for row in answers.values()]
+    held_out = [_to_row(row, rollout_id=ids[row.id]) for row in answers.values()]
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     with tempfile.TemporaryDirectory() as name:
         ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
@@ -54,7 +54,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
                 fields = {"rollout_id": "rollout_ids", "group_id": "group_ids", "source": "source"}
                 fields["first_position"] = "positions"
                 place = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
-                trained.append(_row(row, *credit, number=row.row, **place))
+                trained.append(_to_row(row, *credit, number=row.row, **place))
             scored = _rank_batch(learner, held_out, step)
             before = _logprobs(learner, scored, len(ids))
             learner.update(_rank_batch(learner, trained, step))
@@ -64,7 +64,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
             yield [arm.name, *(f"{mean:+.4f}" for mean in means)]
 
 
-def _row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
+def _to_row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
     sampled: dict[str, Any] = {_NAMES[key]: np.nan_to_num(x) for key, x in row.sampled.items()}
     return weighted_row(TrainingRow(**sampled), advantages, weights, **place)
 

@@ -75,7 +75,7 @@ class PolicyModule(nn.Module):
         *,
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
-        top_k: tuple[int, int] | None = None,  # K, and the number of tokens to choose from
+        top_k: tuple[int, int] | None = None,  # (K, V): find the K likeliest of the first V tokens
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 

@@ -58,11 +58,11 @@ def credit(
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
     step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step
 
-    def by_step(table: Tensor, counts: Tensor) -> Tensor:
+    def sum_by_step(table: Tensor, counts: Tensor) -> Tensor:
         return torch.zeros_like(table).scatter_add(1, step, table * counts)
 
-    step_values = by_step(values, starts)
-    advantages = estimator(by_step(rewards, exists), step_values)
+    step_values = sum_by_step(values, starts)
+    advantages = estimator(sum_by_step(rewards, exists), step_values)
     returns = (advantages + step_values).gather(1, step)
     advantages = advantages.gather(1, step) * exists
     return ValueCredit(_whiten(advantages, exists) if whiten else advantages, returns, starts)
