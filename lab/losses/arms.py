@@ -71,8 +71,8 @@ class Arm:
             is_normalised = self.base.reward["normalise_each"]
             if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
-                    f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
-                    "normalised rewards, so a new advantage cannot be computed from the rewards"
+                    f"{self.name}: the recorded advantages depend on a critic, a KL penalty or "
+                    "normalised rewards, not on rewards alone: keep the run's advantage"
                 )
         sees_batch = hasattr(component(self.run.loss), "statistics")
         is_whole = self.base.record.get("num_groups", 0) is None

@@ -94,5 +94,5 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        padding = -1 if self.padding_idx is None else self.padding_idx  # this token has no gradient
+        padding = -1 if self.padding_idx is None else self.padding_idx  # gets no gradient
         return _EmbeddingFunction.apply(input, self.weight, padding)
