@@ -112,7 +112,7 @@ def _compare(
 def _print_steps(
     folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
 ) -> None:
-    """Print how each loss's step from the newest usable checkpoint changes later answers."""
+    """Print how each loss's step from the newest usable checkpoint changes logprobs."""
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
     arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
