@@ -27,7 +27,7 @@ _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address
 
 
 class SafeCheckpointEngine(TorchCheckpointEngine):
-    """A checkpoint engine of DeepSpeed that never runs code contained in a checkpoint file."""
+    """DeepSpeed's checkpoint engine, which would run code in a file, but with safe loading."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return the state in a file. Raise ValueError if it is damaged or may contain code."""
@@ -77,7 +77,6 @@ def start_engine(
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sent, **sums, **config, **fixed_keys}
     )
-    # DeepSpeed's own checkpoint engine runs any code that a file contains.
     engine.checkpoint_engine = SafeCheckpointEngine(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
