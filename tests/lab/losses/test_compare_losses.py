@@ -157,7 +157,7 @@ def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_pat
 
 def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
     folder = record_run(tmp_path)
-    with pytest.raises(ValueError, match="batch credit would change new advantages"):
+    with pytest.raises(ValueError, match="batch_credit would change new advantages"):
         arms_of(folder, ["advantage=group_zscore", "loss=reinforce_pp"])
     _, arm = arms_of(folder, ["loss=reinforce_pp", "advantage=group_mean"])
     assert arm.changes == ["loss"]
