@@ -5,7 +5,7 @@ the replica that sampled the first turns has most of the next prompt in its pref
 
     serve(replicas)    use only these replicas, because they have the newest weights
     lose(route, why)   stop using a replica until it restarts; its groups choose another replica,
-                       or wait for its restart if it was the last one and a supervisor restarts it
+                       or wait for the restart if no other replica serves
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# Returns a context manager around the wait for a restart. A rollout sets it to pause its clock.
+# Returns the context manager around a wait for a restart. A rollout sets it to `Clock.pause`.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -110,7 +110,7 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes and not self.restarted:  # no other replica has the newest weights
+        if not self._routes and not self.restarted:  # nothing restarts them, so use lost ones
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()

@@ -2,7 +2,7 @@
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
     LoRA adapter    load_adapter, start_update once; then pause -> update -> set_version -> resume
-    no trainer      set_version
+    without trainer set_version, because evaluate.py pushes no weights
 
 `rl/inference/client.py` has the requests that sample tokens.
 """
@@ -171,7 +171,7 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return how many prompt tokens vLLM has received, and how many its prefix cache contained.
+    """Return how many prompt tokens vLLM has received, and how many of them its cache contained.
 
     Return None if vLLM does not answer.
     """
@@ -181,7 +181,7 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
-    # vLLM reports one counter per engine.
+    # Add the counters of all engines, because vLLM reports one per engine.
     queries, hits = (
         sum(float(n) for name, n in found if name == what) for what in ("queries", "hits")
     )
