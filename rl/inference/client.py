@@ -29,7 +29,7 @@ T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections after 2 s, before vLLM closes them after 5 s
-_MAX_FAILURES = 32  # consecutive failed requests that end the run, or exclude a replica if others answer
+_MAX_FAILURES = 32  # failed requests in a row that end the run, or exclude one of several replicas
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
 

@@ -2,12 +2,12 @@
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
-With normalise_each, penalties are subtracted from the advantages and not from the rewards, because
-an advantage that divides by the standard deviation would change the size of a penalty:
+With reward.normalise_each, penalties are subtracted from the advantages, not from the rewards,
+because an advantage that divides by the standard deviation would change the size of a penalty:
 
-    A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
+    A_i = sum over k of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
-P_i is the number that truncation and the length penalty subtract from the reward.
+i: rollout, k: named reward, P_i: what truncation and the length penalty subtract from the reward.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
@@ -220,7 +220,7 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
+    # NaN and infinity count as 0, because truncation may have replaced the NaN reward of a rollout.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

@@ -39,13 +39,13 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed; called first, and only once. Raise ValueError for an empty pool."""
+        """Set pools and seed, once, before any other call. Raise ValueError for an empty pool."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`. The dispatcher calls this in increasing order."""
+        """Return the place of group `index`. The dispatcher calls this with increasing indices."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:

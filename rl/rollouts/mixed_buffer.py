@@ -2,7 +2,7 @@
 
     batch of n groups = new groups + replay_share * n + demonstration_share * n
 
-The two numbers are rounded, and at least 1 if the share is above 0.
+The last two numbers are rounded, and at least 1 if the share is above 0.
 
 The dispatcher counts only new groups, so each new group is trained at its usual step. A replayed
 group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged, so the

@@ -34,7 +34,7 @@ class Branch(Strategy):
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         roots = await attempts(group, play_one, range(self.num_first(size)))
         starts = [(root, *at) for root in roots if (at := self.position(root))]
-        if not starts:  # no root has enough tokens
+        if not starts:  # no attempt has a position to branch from
             return [*roots, *await attempts(group, play_one, range(len(roots), size))]
         branches = []
         for seed in range(len(roots), size):

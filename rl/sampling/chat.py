@@ -160,7 +160,7 @@ class Hints:
     chat: Chat
     env: Environment
     group: Sequence[Episode]  # the finished episodes, from which hints may be made
-    # The last call's messages, tools and tokens, because a group's rollouts may share a hint.
+    # ((messages, tools), tokens) of the last call, because a group's rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:

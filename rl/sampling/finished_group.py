@@ -68,7 +68,7 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             try:
                 # Skip episodes in which the policy read a hint.
-                if speaker.opened == self.env.add_system_prompt:
+                if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:

@@ -58,7 +58,7 @@ class HintWhenAllFail(Strategy):
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         rollouts = await attempts(group, play_one, range(size))
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        # An attempt without a reward has neither failed nor succeeded.
+        # Attempts without a reward do not count, because it is unknown whether they failed.
         if not rewards or max(rewards) > self.failed_reward:
             return rollouts
         seeds = range(size, size + min(self.num_hinted, size))

@@ -91,7 +91,7 @@ async def attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""
+    """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong count."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:
