@@ -19,7 +19,7 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
-    given_logprobs,
+    prompt_logprobs,
     scoring_request,
 )
 from rl.inference.router import RequestGroup, Route, Router
@@ -245,7 +245,7 @@ class GroupClient:
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)
             choice = msgspec.convert(answer["choices"][0], Choice)
-            logprobs = given_logprobs(answer, token_ids)
+            logprobs = prompt_logprobs(answer, token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:

@@ -98,7 +98,7 @@ def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:
     return {"token_ids": list(token_ids), "sampling_params": sampling}
 
 
-def given_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
+def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
     """Return each token's logprob, except the first's, from the answer to `scoring_request`."""
     pairs = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]

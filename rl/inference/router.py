@@ -43,7 +43,7 @@ class RequestGroup:
     chosen: Route | None = None
 
     async def wait_for_route(self) -> Route:
-        """Return the route to the group's replica. Wait while the last replica is restarted.
+        """Return the route to the group's replica. Wait while no replica serves.
 
         The wait needs no deadline, because the supervisor ends the run if the restart fails.
         """
@@ -110,7 +110,7 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes and not self.restarted:  # nothing restarts them, so use lost ones
+        if not self._routes and not self.restarted:  # nothing restarts lost replicas, so use them
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from rl.inference.completion import given_logprobs, scoring_request
+from rl.inference.completion import prompt_logprobs, scoring_request
 from rl.inference.replica import Replica
 from rl.inference.request_body import JSONBody
 from rl.runtime.failure import RunFailed
@@ -98,7 +98,7 @@ class VLLMRoutes:
     def score(self, model: str, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token except the first, at temperature 1."""
         body = {"model": model, **scoring_request(token_ids)}
-        return given_logprobs(self._post("/inference/v1/generate", body), token_ids)
+        return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""

@@ -37,7 +37,7 @@ from rl.runtime.metrics import finite_float
 
 Truncation = Callable[[Rollout], Credit]
 Advantage = Callable[[ScoredGroup], Sequence[Any]]
-"""group -> one number per rollout, or a sequence per rollout: a number per turn, or per token"""
+"""group -> one number per rollout, or a sequence of numbers per turn or token of each rollout"""
 
 
 @dataclass(frozen=True, kw_only=True)

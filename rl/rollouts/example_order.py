@@ -110,7 +110,7 @@ class ShuffledOrder(SequentialOrder):
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
-        size = len(self.pools[pool].examples)  # an environment may add examples
+        size = len(self.pools[pool].examples)  # not cached: an environment may add examples
         if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)

@@ -59,7 +59,7 @@ class MixedBuffer(FifoBuffer):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        stored = state.get("stored")  # missing in the state of another buffer
+        stored = state.get("stored")  # missing if another buffer wrote the checkpoint
         self._stored = unpack(b64decode(stored), list[Group]) if stored else []
         self._num_expired = state.get("expired", 0)
 

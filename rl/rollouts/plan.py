@@ -17,7 +17,7 @@ from rl.rollouts.compared import compared_ids
 from rl.rollouts.packing import pack, pack_groups, split_by_advantage
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""Function from (completion lengths, groups) of all rollouts to the token weight of each.
+"""Function from (completion lengths, groups) of all rollouts to the weight of their tokens.
 
 An aggregation by turn gets the lengths of each rollout's turns and returns one weight per turn
 (losses/aggregation.py).

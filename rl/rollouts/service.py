@@ -1,6 +1,6 @@
 """Serves the trainer ranks, shows progress and writes the rollouts.
 
-A rank's calls: `next_batch` (the rank's share of a step), `record_all` (write all its tokens),
+A rank's calls: `next_batch` (the rank's share of a step), `record_all` (record all tokens),
 `publish` (vLLM has new weights), `evaluation` (the metrics of a version), `state` (this process's
 state for a checkpoint).
 """
@@ -103,7 +103,7 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            if call.version != self._dispatcher.version.number:  # equal after a restart of a vLLM
+            if call.version != self._dispatcher.version.number:  # not a push to a restarted vLLM
                 await self._dispatcher.publish(call.version)
                 if self._evaluator:
                     self._evaluator.start(call.version)

@@ -59,7 +59,7 @@ class Player:
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment name
 
     def at_version(self, version: int) -> Self:
-        """Set the scheduled options of `env` at `version`; return a copy with the sampler's."""
+        """Return a copy with the sampling options of `version`. Also set the options of `env`."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)

@@ -30,7 +30,7 @@ class Prefix:
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
 
     def turn(self, number: int, prompt: Prompt) -> Completion | None:
-        """Return the given tokens of turn `number`; None without any, or after another prompt."""
+        """Return the given tokens of turn `number`; None if there are none for this prompt."""
         given = self.turns[number] if number < len(self.turns) else None
         return given if given and given.prompt_ids in ([], prompt.token_ids) else None
 

@@ -27,7 +27,7 @@ class Speaker:
     """Callable that samples the policy's turns in one episode and adds them to `rows`.
 
     Attributes:
-        engine: returns a context manager that surrounds each request (`Clock.hold_slots`).
+        hold_slot: returns a context manager that surrounds each request (`Clock.hold_slots`).
         seeds: the seeds of the requests, one per turn.
         prepare: function that adds `env.system_prompt`, and a hint if the policy sees one.
         prefix: the turns with which the attempt begins; None: the policy samples all turns.
@@ -37,7 +37,7 @@ class Speaker:
     chat: Chat
     rows: RowBuilder
     episode: Episode
-    engine: Callable[[], AbstractAsyncContextManager[None]]
+    hold_slot: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
     prepare: Callable[[list[Message]], list[Message]]
     prefix: Prefix | None = None
@@ -64,7 +64,7 @@ class Speaker:
             ours = self.episode
             shared = {"policy_version": ours.policy_version, "memory": ours.memory}
             episode = Episode(ours.example, [], **shared, role=role)
-            own = (self.chat, RowBuilder(), episode, self.engine, self.seeds, self.prepare)
+            own = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
             self._roles[role] = Speaker(*own)
         if (speaker := self._roles[role]) is not self:
             own = {"prefix": prefix, "prefix_trains": prefix_trains}
@@ -80,7 +80,7 @@ class Speaker:
         if prefix is not None and not (replayed and replayed.token_ids):
             given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
         try:
-            async with self.engine():
+            async with self.hold_slot():
                 completion = await sample_turn(self.chat, prompt, seed, given, number)
         except GenerationError as error:
             self._failure = error
@@ -102,7 +102,7 @@ class Speaker:
         prompt = await self.chat.first_prompt(self.prepare(messages), None)
         before, scored = self.chat.encode(after), self.chat.encode(text)
         try:
-            async with self.engine():
+            async with self.hold_slot():
                 token_ids = [*prompt.token_ids, *before, *scored]
                 return (await self.chat.score(token_ids, len(scored)))[0]
         except GenerationError as error:
