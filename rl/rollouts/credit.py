@@ -54,7 +54,7 @@ class RewardShaping:
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Computes the credits of whole groups."""
+    """Callable that returns the credit of each rollout of a group."""
 
     truncation: Truncation
     shaping: RewardShaping

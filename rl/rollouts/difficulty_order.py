@@ -50,7 +50,7 @@ class DifficultyOrder(ExampleOrder):
         self.load({})
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`, given the seed, the index and the observed groups."""
+        """Return the place of group `index`. It depends on seed, index and observed groups."""
         # One RNG per draw, so that checkpoints need not store RNG state.
         rng = random.Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])

@@ -54,8 +54,8 @@ class ExampleOrder:
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
-                f"{type(self).__name__}: pool {pool} has no example {position}, pools have {sizes} "
-                "examples: resume with the data of the run's first start, or start a new run"
+                f"{type(self).__name__}: pool {pool} has no example {position}, because pools have "
+                f"{sizes} examples: resume with the data of the first start, or start a new run"
             )
         return self.pools[pool].examples[position]
 
