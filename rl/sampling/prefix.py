@@ -78,7 +78,7 @@ async def sample_turn(
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of given tokens at temperature 1 only, but the sampler has "
-                f"{changed}: use prefix_trains=False, or set their defaults and temperature=1"
+                f"{changed}: use prefix_trains=False, or reset these and set sampler.temperature=1"
             )
         scored = await chat.score(begun.token_ids, count) if prefix.trains else ([0.0] * count, -1)
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
