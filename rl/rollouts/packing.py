@@ -64,7 +64,7 @@ def pack_groups(
     for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
         if len(pack_on_one_rank([group])) > 1:
             raise RunFailed(
-                f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows, which "
+                f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
                 f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
             )
         bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
