@@ -81,7 +81,7 @@ class VLLMServer:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
-        """Return a command that starts a module, because vLLM's CPU build lacks `vllm serve`."""
+        """Return the command that starts vLLM as a module, because CPU builds lack `vllm serve`."""
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
@@ -136,7 +136,7 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return a limit of all cores except one; {} on GPUs, or if the user has set a limit."""
+    """Return OMP_NUM_THREADS for all cores except one; {} on GPUs, or if the user has set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cores()})
@@ -222,5 +222,5 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder that has one vLLM, on a Unix socket, for lab and benchmarks."""
+    """Return the vLLM of a folder with one vLLM on a Unix socket. lab/ and benchmarks/ use it."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))
