@@ -80,7 +80,7 @@ def gpus_of_driver() -> tuple[Gpu, ...]:
 
 
 @cache
-def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests can change it despite the cache
+def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, because tests change PATH
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()
@@ -127,8 +127,8 @@ def _read(path: Path) -> str:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
-    nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi gives no answer,
-    count the driver's files in /dev, because the numbers in their names are those of the host.
+    nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi fails, count the
+    driver's files in /dev and number them from 0, because their names contain the host's numbers.
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:

@@ -1,7 +1,7 @@
 """Endpoint files: the address of each server of a run and the number of its restarts.
 
 Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
-server broken writes a restart request into a second file.
+broken server requests its restart in a second file.
 """
 
 import json

@@ -67,7 +67,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
     except OSError as error:
         with suppress(OSError):
             incomplete.unlink(missing_ok=True)
-        # Repeat the warning word for word, because the screen shows equal warnings only once.
+        # Use the same text at every step, because the screen shows equal warnings only once.
         log.warning(
             "tokens are not recorded (%s): the run continues and tries again at the next step. "
             "Free disk space, or resume with record=none",

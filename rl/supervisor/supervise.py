@@ -82,7 +82,7 @@ def supervise(
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # constructors check what types and ranges cannot express
+    construct(run, CONSTRUCTED)  # raise ConfigError if a constructor refuses its options
     if run.resume and _is_complete(run, run_folder):
         return _complete_result(run, run_folder)
     lock = locked(run_folder, delete_on=ConfigError)
@@ -91,7 +91,7 @@ def supervise(
         # Check again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # Delete what an earlier start that did no step has left in the folder.
+        # Delete the model and the warm start of an earlier start that did no step.
         if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -140,7 +140,7 @@ def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary, return the mean reward. Raise Stopped or OutOfTime after an early end."""
+    """Print the summary and return the mean reward. Raise Stopped or OutOfTime if they apply."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -214,7 +214,7 @@ class _Launch:
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A new StopRequest lets a signal end the warm start at once, without a checkpoint.
+            # A signal ends the warm start at once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(assign_devices(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:

@@ -38,7 +38,7 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of everything that affects the weights. `own_files`: see DryCall.files."""
+    """Return a hash of all that affects the weights of `first`. `own_files`: see DryCall.files."""
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):

@@ -54,7 +54,7 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Read no files yet. `update` skips old metrics of steps from `num_saved` on."""
+        """Read no files yet. `update` skips old metrics of the steps >= `num_saved`."""
         super().__init__(console)
         self.folder = folder
         self.view = RunView(folder.name, max_steps)

@@ -80,7 +80,7 @@ class GlooSender(Sender):
         self._result(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Store only the group's id, because a reference to it would keep its connections open.
+        # Store only the group's id, because a reference to the group would keep connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
