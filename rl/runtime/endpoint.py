@@ -49,7 +49,7 @@ def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: 
     write_atomically(path, json.dumps({"incarnation": incarnation, "why": why}))
 
 
-def restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
+def read_restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
     """Return the reason in the restart request for this incarnation, None without a request."""
     with suppress(FileNotFoundError):
         content = json.loads(run_folder.restart_request_of(process).read_text())

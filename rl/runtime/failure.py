@@ -32,7 +32,7 @@ class RunFailed(RuntimeError):
     """The error raised if a run cannot continue. The message is for the user."""
 
 
-def no_debugger(*_: object, **__: object) -> None:
+def refuse_breakpoint(*_: object, **__: object) -> None:
     """Raise RunFailed instead of starting pdb, because this process has no terminal."""
     raise RunFailed(
         "breakpoint() needs a terminal, but this process writes to a log: set trainer.debug=true, "

@@ -112,8 +112,8 @@ class Children:
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
-        debugger = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.no_debugger"}
-        env = {**debugger, **self._run_folder.private.environment(), **env}
+        hook = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.refuse_breakpoint"}
+        env = {**hook, **self._run_folder.private.environment(), **env}
         # ends_on_term=False, because these processes take TERM as a request for a checkpoint.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)

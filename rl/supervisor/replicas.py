@@ -22,7 +22,7 @@ from rl.cluster.host import HostLost, Process
 from rl.inference.replica import Replica, refuses_connections
 from rl.inference.routes import is_healthy
 from rl.runtime.child import describe_exit
-from rl.runtime.endpoint import Endpoint, restart_request
+from rl.runtime.endpoint import Endpoint, read_restart_request
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
 from rl.runtime.warning_lines import note_warning
@@ -143,7 +143,7 @@ class Replicas:
             with suppress(HostLost):
                 one.child.kill()
             return describe_exit(one.child.returncode)
-        asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
+        asked = read_restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
             return f"is unusable: {asked}"
         now = time.monotonic()

@@ -110,7 +110,7 @@ def step_line(view: RunView, now: float) -> str:
     return "  ".join([*parts, view.times(now)])
 
 
-def first_and_last(rewards: Sequence[float]) -> str:
+def format_first_and_last(rewards: Sequence[float]) -> str:
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"
@@ -131,7 +131,7 @@ def final_summary(folder: RunFolder) -> str:
         at = next(row["step"] for row in rows if row.get("train/reward") == best)
         # The step lines count from 1 and the files from 0, so name the file.
         where = folder.rollouts_of(at).relative_to(folder.path)
-        lines.append(("reward", f"{first_and_last(rewards)}, best {best:.3f} in {where}"))
+        lines.append(("reward", f"{format_first_and_last(rewards)}, best {best:.3f} in {where}"))
     evaluated = {
         name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
     }

@@ -53,7 +53,7 @@ def save_checkpoint(
     with _reporting_failure(temporary, step, run_folder):
         learner.save(temporary)
         learner.policy.export(run_folder.export_of(temporary), model)
-    dist.barrier()  # every rank has written its files
+    dist.barrier()  # rank 0 must not rename before all ranks have written their files
     if first:
         with _reporting_failure(temporary, step, run_folder):  # fsync fails if the disk is full
             state = {"step": step, "rollouts": rollouts}

@@ -115,7 +115,7 @@ class TrainingRun:
             # again. The time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
-                self._checkpoint(step + 1, rollouts)
+                self._save_if_due(step + 1, rollouts)
             if self.profiler:
                 self.profiler.step()
         # No step trains the last version, so its evaluation needs a separate metrics line.
@@ -161,7 +161,7 @@ class TrainingRun:
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
 
-    def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
+    def _save_if_due(self, step: int, rollouts: RolloutsLink) -> None:
         every = self.settings.checkpoint_every
         if step == self.run.max_steps or (every and step % every == 0):
             self._save(step, rollouts)

@@ -8,7 +8,7 @@ from rl.runtime.folder import RunFolder
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MOST_KEPT = 5  # batches that one process records, because a batch may have many tokens
+_MOST_KEPT = 5  # maximum number of recorded batches, because a batch may have many tokens
 
 log = logging.getLogger(__name__)
 

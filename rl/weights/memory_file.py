@@ -110,7 +110,7 @@ class MemoryFile:
         if int(runtime.cudaHostRegister(address, len(self.content), 0)) == 0:
             self._registered = address
             return
-        # Launch a kernel that raises and removes CUDA's error, because the next one would raise it.
+        # Launch a kernel that raises CUDA's stored error, so that no later kernel raises it.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
 

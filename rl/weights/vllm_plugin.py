@@ -122,7 +122,7 @@ class WholeWeightsEngine(_Engine):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks, so it skipped layers with a weight.
+            # The reload empties each weight that it repacks, so it skipped layers that keep one.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.
@@ -131,7 +131,7 @@ class WholeWeightsEngine(_Engine):
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         shared = list(parameters_sharing_memory(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM's loader must copy {shared}, not keep a view")
+            raise RuntimeError(f"weight push: vLLM keeps a view of {shared}: its loader must copy")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compare_parameters(self.model, sent))
