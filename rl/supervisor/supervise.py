@@ -78,7 +78,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # check first, because `resolve` says only that the folder holds a run
+    ensure_free(run_folder)  # first, because `resolve` would not name the process that uses it
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)

@@ -30,7 +30,7 @@ from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
 FIRST_STEPS = 5  # a log file gets a line for each of the first steps ...
-LINE_INTERVAL_S = 2.0  # ... and later at most one step line per 2 seconds
+LINE_INTERVAL_S = 2.0  # ... and then at most one line per 2 seconds
 STEP_LINE = (  # (label, metric, number format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),

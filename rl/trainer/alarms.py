@@ -50,7 +50,7 @@ class Alarms:
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return the alarms of a run after `start` steps, without the warnings of these steps."""
+        """Return the alarms of a run resumed at `start`, without the warnings already logged."""
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:
