@@ -38,7 +38,7 @@ class Receivers:
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Wait less than 2 * trainer.wait_timeout, when the collective of the other ranks times out.
+        # Below 2 * trainer.wait_timeout, because then the collective of the other ranks times out.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
@@ -117,7 +117,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs. Return all vLLMs with it. Not collective."""
+        """On rank 0, push the newest version to restarted vLLMs, if any, and return all updated ones."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart

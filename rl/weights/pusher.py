@@ -118,7 +118,7 @@ class WeightPusher:
             receivers = list(self._receivers.values())
             probed = receivers[version // every % len(receivers)]
             try:
-                gap = rows.gap(probed, SERVED_AS[self._sender.adapter_only])
+                gap = rows.measure_gap(probed, SERVED_AS[self._sender.adapter_only])
             except RunFailed as error:
                 self._remove(probed, error)
             else:
