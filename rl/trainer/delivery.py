@@ -117,7 +117,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """On rank 0, push the newest version to restarted vLLMs, if any, and return all updated ones."""
+        """On rank 0, push the newest version to restarted vLLMs and return all updated ones."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
