@@ -31,7 +31,7 @@ from rl.config.check import check
 from rl.config.resume_rules import resume_problems
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall
-from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderUnusable, locked
 from rl.runtime.sweep_folder import (
@@ -200,7 +200,7 @@ class SweepStart(Callback):
                 use_until(config)
             elif card:
                 use_card(config)
-            slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
+            slots = slots_of(config.hydra.launcher, visible_cpus(), visible_gpus())
             _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)

@@ -24,7 +24,7 @@ from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
 from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
-from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -139,7 +139,7 @@ def _thread_limit() -> dict[str, str]:
     """Return OMP_NUM_THREADS for all cores except one; {} on GPUs, or if the user has set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
-    num_cores = len({core_of(cpu) for cpu in visible_cores()})
+    num_cores = len({core_of(cpu) for cpu in visible_cpus()})
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 

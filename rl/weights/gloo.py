@@ -67,20 +67,20 @@ class GlooSender(Sender):
         host = "127.0.0.1" if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
-        joined = _in_thread(lambda: create_group(store, 0, size, host, self._timeout))
+        joined = _run_in_thread(lambda: create_group(store, 0, size, host, self._timeout))
         self.open_readers(vllm, facts)
-        self._groups[vllm.replica.name] = self._result(joined)
+        self._groups[vllm.replica.name] = self._wait_for(joined)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
         return {"num_bytes": len(self._file.content)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        sent = _in_thread(lambda: self._broadcast(vllm.replica.name))
+        sent = _run_in_thread(lambda: self._broadcast(vllm.replica.name))
         super().send(vllm, version)
-        self._result(sent)
+        self._wait_for(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Store only the group's id, because a reference to it would keep its connections open.
+        # Store only the group's id, because a reference to the group would keep connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
@@ -93,14 +93,14 @@ class GlooSender(Sender):
                 del self._groups[name]
             raise RuntimeError(error)
 
-    def _result(self, future: Future[T]) -> T:
+    def _wait_for(self, future: Future[T]) -> T:
         try:
             return future.result(self._timeout)
         except (RuntimeError, TimeoutError) as error:
             raise RunFailed(f"sync=gloo cannot reach vLLM: {error}; see logs/inference*") from error
 
 
-def _in_thread(work: Callable[[], T]) -> Future[T]:
+def _run_in_thread(work: Callable[[], T]) -> Future[T]:
     """Run `work` in a daemon thread, because gloo cannot be interrupted and must not block exit."""
     future: Future[T] = Future()
 

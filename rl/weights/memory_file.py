@@ -110,7 +110,7 @@ class MemoryFile:
         if int(runtime.cudaHostRegister(address, len(self.content), 0)) == 0:
             self._registered = address
             return
-        # CUDA keeps the error, and the next checked launch of a kernel raises and removes it.
+        # Launch a kernel that raises CUDA's stored error, so that no later kernel raises it.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
 
