@@ -1,7 +1,8 @@
-"""Interfaces of hosts and of their processes. The supervisor starts each process on a host.
+"""Interfaces of hosts and of their processes.
 
-LocalHost and RayHost implement the interface Host. If a host cannot be reached any more, its
-processes count as ended, and a later call of `start` raises HostLost.
+A host is a machine on which the supervisor starts processes. LocalHost and RayHost implement the
+interface Host. If a host cannot be reached any more, its processes count as ended, and a later call
+of `start` raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence

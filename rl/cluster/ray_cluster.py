@@ -49,7 +49,7 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve hosts, yield them, and release them after the block. Raise RunFailed on failure."""
+        """Reserve hosts, yield them, and release them at the end. Raise RunFailed on failure."""
         with ExitStack() as stack:
             ray = _connect(self.address)
             stack.callback(ray.shutdown)

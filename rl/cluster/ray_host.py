@@ -79,7 +79,10 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a RayNode method. Raise HostLost if the node is lost, RunFailed if the method fails."""
+        """Call a method of the RayNode.
+
+        Raise HostLost if the host is lost, and RunFailed if the method raises an error.
+        """
         if self.lost:
             raise self.lost
         return self._wait_for(getattr(self.node, method).remote(*arguments), method)

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "groups that are too old before they can be replayed": (
         {**REPLAY, "buffer.max_staleness": 4, "sampler.max_staleness": 4},
-        "sampler.max_staleness=4 versions may pass until their first batch: use buffer.max_st",
+        "sampler.max_staleness=4 versions old in its first batch: use buffer.max_staleness=12",
     ),
     "replays for a loss without a ratio": (
         {**REPLAY, "loss": chosen("loss", "reinforce")},
