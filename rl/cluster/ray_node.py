@@ -22,7 +22,7 @@ _NEW_FILE_TIMEOUT_S = 10.0  # maximum delay until a network file system shows a 
 
 class RayNode:
     def __init__(self) -> None:
-        # The TMPDIR of children. It is local, because vLLM's Unix sockets need a local file system.
+        # Children get this folder as TMPDIR. vLLM's Unix sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._reaper = Reaper()
         self._reaper.__enter__()

@@ -16,9 +16,9 @@ from rl.config.signatures import options_of
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """Return the node's function or class with its options bound.
 
-    The caller adds positional arguments. `component` builds the nested nodes first. If the
-    class has a method `configure`, the returned callable creates an instance and calls its
-    `configure` with the options that are parameters of `configure`.
+    The caller adds positional arguments. `component` builds the nested nodes first. If the class
+    has a method `configure`, the returned callable creates an instance and calls its `configure`
+    with the options that are parameters of `configure`.
     """
     target = str(node["_target_"])
     known = options_of(target)
