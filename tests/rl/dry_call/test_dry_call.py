@@ -425,7 +425,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "strategy",
             "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
             "    async def play(self, group, play_one, size):\n        return []\n",
-            "returned no rollouts of `play_one`: return some of them",
+            "returned no rollouts: return some of those that `play_one` returned",
         ),
         (
             "env",
