@@ -10,11 +10,11 @@ from rl.runtime.failure import RunFailed
 
 
 class GenerationError(RunFailed):
-    """The error that ends a run because vLLM fails. The user sees its message."""
+    """The error raised if vLLM fails. Unless it is a RequestFailed, it ends the run."""
 
 
 class RequestFailed(GenerationError):
-    """The error of one request after all retries. Only the rollout of this request fails."""
+    """The error of one request after all retries. The player catches it, so one rollout fails."""
 
 
 class AttemptFailed(Exception):
