@@ -28,7 +28,9 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # seconds until the client closes an idle connection; vLLM would at 5 s
+# The client closes a connection that is idle for 2 s. vLLM would close it after 5 s, perhaps while
+# the client sends a request.
+_KEEP_ALIVE_S = 2.0
 # The run ends after this many failed requests in a row. If another replica answers in between, the
 # run only stops using the replica with so many failures in a row.
 _MAX_FAILURES = 32
