@@ -109,7 +109,7 @@ class RolloutService:
                     self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluator.finish(call.version) if self._evaluator else {}
+            return await self._evaluator.wait_for_metrics(call.version) if self._evaluator else {}
         if call.what == "record_all":
             return await self._record_all(call)
         if call.what == "state":

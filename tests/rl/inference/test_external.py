@@ -72,7 +72,7 @@ def test_a_repeated_server_or_a_missing_key_is_refused_before_anything_starts(mo
     with pytest.raises(ValueError, match=ONCE):
         external("http://a:1", "http://a:1/")
     monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export this"):
+    with pytest.raises(ValueError, match="=MY_KEY names a variable that is not set: export it"):
         external("http://a:1", variable="MY_KEY")
 
 
