@@ -104,7 +104,8 @@ class VLLMServer:
         if not address.path:
             options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
-            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
+            # The folder has no weights. Let vLLM start with random weights, which the first push
+            # replaces before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():

@@ -63,7 +63,7 @@ def start_engine(
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # allow optimizers that DeepSpeed has not tested
-        "zero_force_ds_cpu_optimizer": False,  # allow any optimizer with offloaded state
+        "zero_force_ds_cpu_optimizer": False,  # if the state is offloaded, allow any optimizer
     }
     if half:
         use_float32_gradients(module)
@@ -142,7 +142,7 @@ def load_engine(engine: Any, folder: Path) -> None:
 
 
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-    """Return the sum of gradients * outputs. It has the same gradients of the weights as `value`.
+    """Return the sum of gradients * outputs, whose gradient for each weight is that of `value`.
 
     `gradients` are d value / d outputs. If `value` is not finite, return NaN. DeepSpeed checks only
     gradients, and NaN gradients make it skip the step and empty all gradient buffers on every rank.
