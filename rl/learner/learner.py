@@ -71,10 +71,10 @@ class Learner:
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
-            self.policy.load(self._model.parent)  # the checkpoint with this model
+            self.policy.load(self._model.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # If one of the models computes padded tokens, the plan of the batch must count them.
+        # The plan of a batch counts a shared prefix once, if every model computes it only once.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
