@@ -5,8 +5,10 @@
 W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
 at first. peft inserts its layers into the transformers model, which keeps its class. The experts of
 a mixture-of-experts model get no adapter, because vLLM could not load it: transformers fuses the
-experts into one tensor per layer, and peft would double the rank of A and B for that tensor. torch
-and peft are imported inside functions, because the supervisor imports this module but not torch.
+experts into one tensor per layer, and peft would double the rank of A and B for that tensor.
+
+torch and peft are imported inside functions, because the supervisor imports this module and must
+not import torch.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class LoRA:
         )
         with torch.random.fork_rng():  # keep the caller's random state unchanged
             torch.manual_seed(seed)
-            # Do not let peft cast the matrices to float32: DeepSpeed keeps its own float32 copies.
+            # Do not let peft cast the matrices to float32, because DeepSpeed keeps float32 copies.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
@@ -121,7 +123,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if `targets` name matrices of experts. The model must have experts."""
+    """Raise ValueError if `targets` name matrices of experts. Call it for models with experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):

@@ -154,7 +154,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], bytes_per_number(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon: one moment, but temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
     return {
         "weights": parameters * bytes_per_number(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -186,14 +186,14 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # keeps the inputs of all layers, and all of one layer
+    if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of one chunk's logits and gradient, and of the head's copies in float32."""
+    """Return the bytes of a chunk's logits and gradient, and of the head's copy and gradient."""
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
