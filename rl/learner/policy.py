@@ -30,8 +30,8 @@ from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
 from rl.model.lora import (
     Recipe,
-    adapter_weights,
-    full_weights,
+    adapter_recipes,
+    full_recipes,
     has_adapter,
     without_adapter,
     write_adapter,
@@ -224,11 +224,11 @@ class Policy:
         weight on a GPU, the weight is copied into it. Ranks other than 0 return {}. Collective,
         because under ZeRO-3 each rank holds a shard of every weight.
         """
-        return self._collect(full_weights(self.engine.module.model), places)
+        return self._collect(full_recipes(self.engine.module.model), places)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
-        return self._collect(adapter_weights(self.engine.module.model))
+        return self._collect(adapter_recipes(self.engine.module.model))
 
     def _collect(
         self, recipes: Iterable[Recipe], places: Mapping[str, Tensor] | None = None

@@ -67,8 +67,8 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
         known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
-        several = max(len(plan.ranks), group) > 1
-        problem = device_problem(machines[0], needs_vllm=run.starts_vllm, several=several)
+        uses_nccl = max(len(plan.ranks), group) > 1
+        problem = device_problem(machines[0], needs_vllm=run.starts_vllm, uses_nccl=uses_nccl)
         if known is None and problem:
             raise ConfigError([problem])
     return Resolved(with_plan(run, plan), plan, machines)
