@@ -37,7 +37,7 @@ def pack(
 
     Args:
         loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
-        budget: maximum number of tokens in a micro-batch. A longer row gets its own.
+        budget: maximum number of tokens in a micro-batch. A longer row gets one of its own.
     """
     if shares_prefixes:
         shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
