@@ -74,7 +74,7 @@ def why_unsafe_to_write(folder: Path) -> str:
     Every path in `folder` must belong to the user, because a run appends to files and deletes them.
     It must be a file, folder or socket, because a run that opens a FIFO waits for ever. A link must
     lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose target
-    PrivateFolder checks. Return "" for a read-only folder, because the caller's write then fails.
+    PrivateFolder checks. Return "" for a read-only folder, because the caller reports that error.
     """
     import tempfile
 

@@ -18,7 +18,7 @@ EXIT_UNSAVED = 130  # exit status of a run that ended without a new checkpoint, 
 
 
 class Stopped(SystemExit):
-    """The exception that exits after a signal. The exit status is 0 if all steps are saved."""
+    """The exception that ends the program after a signal, with status 0 if all steps are saved."""
 
     def __init__(self, number: int | None, status: int = 0) -> None:
         super().__init__(status)
