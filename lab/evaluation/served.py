@@ -91,7 +91,9 @@ def serving_policy(
     if policy.adapter_path is not None:
         adapter = Path(policy.adapter_path).expanduser().absolute()
         described = json.loads((adapter / ADAPTER).read_text())
-        limits = adapter_limits(described["r"], described["target_modules"], run_folder.model())
+        limits = adapter_limits(
+            described["r"], described["target_modules"], run_folder.initial_model()
+        )
     served = ServedPolicy(
         dtype=policy.model.dtype,
         max_seq_len=policy.max_seq_len,
@@ -116,7 +118,7 @@ def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environmen
         version=LiveVersion(_VERSION),
         router=Router.to(only_replica(run_folder)),
         served_as=SERVED_AS[policy.adapter_path is not None],
-        model=run_folder.model() if policy.model else Path(),
+        model=run_folder.initial_model() if policy.model else Path(),
         renderer=model.renderer if model else "auto",
         renderer_options=model.renderer_options if model else None,
     )

@@ -150,7 +150,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 def tokenizer_of(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
     with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
-        path = run_folder.model() / "tokenizer.json"
+        path = run_folder.initial_model() / "tokenizer.json"
         if path.is_file():
             return _load_tokenizer(path), ""
     return None, "token ids instead of text, because the run's tokenizer is missing"

@@ -162,7 +162,7 @@ def vllm_process(
 
     `place`: environment variables that set vLLM's GPUs and threads; None for the whole machine.
     """
-    model = run_folder.model()
+    model = run_folder.initial_model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
         server = replace(server, cpu_kv_cache_gib=cache)
@@ -179,7 +179,9 @@ def vllm_process(
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
     limits = None
     if run.pushes_adapter:
-        limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
+        limits = adapter_limits(
+            run.adapter.rank, run.adapter.target_modules, run_folder.initial_model()
+        )
     return ServedPolicy(
         dtype=run.model.dtype,
         max_seq_len=run.max_seq_len,

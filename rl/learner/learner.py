@@ -51,7 +51,7 @@ class Learner:
     """Policy, objective, reference and critic on one rank. All ranks call each method together."""
 
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
-        self._run, self._ranks, self._model = run, ranks, run_folder.model()
+        self._run, self._ranks, self._model = run, ranks, run_folder.initial_model()
         self._settings = run.trainer
         head_dtype = run.model.head_dtype
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None

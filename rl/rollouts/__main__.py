@@ -68,7 +68,7 @@ def _play_demonstrations(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGrou
 
 def _renderer(run: Run, run_folder: RunFolder) -> Renderer:
     model = build(run.model)()
-    return load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+    return load_renderer(run_folder.initial_model(), model.renderer, model.renderer_options)
 
 
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
@@ -131,7 +131,7 @@ async def main(run_folder: RunFolder) -> None:
                 version=version,
                 router=replicas.router,
                 served_as=SERVED_AS[run.pushes_adapter],
-                model=run_folder.model(),
+                model=run_folder.initial_model(),
                 renderer=model.renderer,
                 renderer_options=model.renderer_options,
                 tally=tally,

@@ -20,7 +20,7 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     """
     is_resumed = bool(run_folder.complete_checkpoints())
     with as_config_error():
-        before = run_folder.model() if is_resumed else None
+        before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
     if expected and fingerprint(model) != expected:

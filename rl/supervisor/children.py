@@ -70,7 +70,7 @@ class Children:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                folder.private.store_servers_key(key)
+                folder.private.store_external_key(key)
         else:
             replicas = self._own_replicas()
         return Replicas(
@@ -81,7 +81,7 @@ class Children:
             wait_timeout=run.trainer.wait_timeout,
             num_steps=lambda: steps_done(read_metrics(folder)),
             why_unusable=lambda replica: (
-                why_unusable(replica, folder.model(), run.max_seq_len)
+                why_unusable(replica, folder.initial_model(), run.max_seq_len)
                 if run.inference.is_external
                 else None
             ),

@@ -93,7 +93,7 @@ def supervise(
             raise ConfigError(problems)
         # Delete the model and the warm start of an earlier start that did no step.
         if run_folder.overrides.is_file() and not run_folder.has_results():
-            run_folder.clear_preparations(but=run.model.path)
+            run_folder.clear_preparations(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
         references = fetch_references(run)
@@ -249,7 +249,7 @@ class _Launch:
         run.save(run_folder.config)
         versions = {d.metadata["Name"]: d.version for d in distributions()}
         run_folder.versions.write_text(json.dumps(versions, indent=1, sort_keys=True))
-        run_folder.clear_processes()
+        run_folder.clear_process_files()
         run_folder.private.make(shared=run.cluster.spans_hosts)
         if run.cluster.spans_hosts:
             run_folder.private.make_key()

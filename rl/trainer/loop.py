@@ -172,7 +172,7 @@ class TrainingRun:
             self.run_folder,
             step=step,
             rollouts=rollouts.state() if self.ranks.first else {},
-            model=self.run_folder.model(),
+            model=self.run_folder.initial_model(),
             keep=self.settings.keep_checkpoints,
         )
         self.num_saved = step

@@ -105,4 +105,4 @@ def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, mo
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         run_folder.set_model(model / "other", "123")
-    assert run_folder.model() == model
+    assert run_folder.initial_model() == model
