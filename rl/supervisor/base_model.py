@@ -26,8 +26,9 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"{run_folder} started from {before}, but {model} is another model, which does "
-                "not fit the run's checkpoints: restore the old model, or set a new run_name"
+                f"the weights, config or tokenizer in {model} are not those with which "
+                f"{run_folder} started, and do not fit its checkpoints: restore {before}, or set a "
+                "new run_name"
             ]
         )
     return model
