@@ -104,8 +104,7 @@ class GlooSender(Sender):
 def _run_in_thread(work: Callable[[], T]) -> Future[T]:
     """Run `work` in a daemon thread.
 
-    A call of gloo cannot be interrupted. A non-daemon thread would wait for it and keep this process
-    from exiting.
+    A call of gloo cannot be interrupted. In a non-daemon thread it would block the process's exit.
     """
     future: Future[T] = Future()
 
