@@ -1,6 +1,6 @@
 """Push all weights over TCP with torch.distributed's gloo, for hosts that share only a network.
 
-Rank 0 of the trainer and the workers of one replica form a separate process group. So a replica
+Rank 0 of the trainer forms a separate process group with the workers of each replica. So a replica
 that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
 sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 
@@ -27,7 +27,8 @@ from rl.weights.transport import Reader, Sender
 
 T = TypeVar("T")
 
-# Bytes per broadcast. The kernel copies each piece twice, and larger ones exceed the CPU cache.
+# Bytes per broadcast. The operating system copies each piece twice, and a larger piece would not
+# fit into the CPU cache.
 _PIECE_BYTES = 1 << 24
 
 
@@ -80,8 +81,8 @@ class GlooSender(Sender):
         self._wait_for(sent)
 
     def _broadcast(self, name: str) -> None:
-        # Store only the group's id, because a reference to the group would keep connections open.
-        error, members = "", id(self._groups[name])
+        # Keep no reference to the group, because it would keep the connections open after `del`.
+        error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
@@ -89,7 +90,7 @@ class GlooSender(Sender):
         if error:
             # Deleting the group closes its connections, so the other workers stop waiting. If
             # the replica has been restarted since, keep its new group.
-            if id(self._groups.get(name)) == members:
+            if id(self._groups.get(name)) == group_id:
                 del self._groups[name]
             raise RuntimeError(error)
 
@@ -101,7 +102,10 @@ class GlooSender(Sender):
 
 
 def _run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, because gloo cannot be interrupted and must not block exit."""
+    """Run `work` in a daemon thread.
+
+    A call of gloo cannot be interrupted. In a non-daemon thread it would block the process's exit.
+    """
     future: Future[T] = Future()
 
     def run() -> None:
@@ -122,10 +126,10 @@ def create_group(store: Store, rank: int, size: int, host: str, timeout: float) 
     return backend(store, rank, size, options)
 
 
-def broadcast(members: Any, content: torch.Tensor) -> None:
-    """Send the bytes [N] of rank 0 to all other members of the group."""
+def broadcast(group: Any, content: torch.Tensor) -> None:
+    """Copy the bytes `content` [N] of rank 0 into those of the other ranks. All ranks call it."""
     for piece in content.split(_PIECE_BYTES):
-        members.broadcast(piece, 0).wait()
+        group.broadcast(piece, 0).wait()
 
 
 def source_address(host: str, port: int) -> str:
