@@ -14,7 +14,7 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-# A comparison may take this multiple of its processor time, because the machine may be busy.
+# The timeout is this multiple of the limit of processor time, because the machine may be busy.
 CLOCK_PER_CPU = 20
 MAX_CHARS = 500  # longer answers of the policy are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
@@ -52,7 +52,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # unclosed braces: (end of the brace, whether it is \boxed{)
+    opened: list[tuple[int, bool]] = []  # open braces: (end of the brace, whether it is \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):

@@ -2,8 +2,9 @@
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
-gains nothing, because the caller treats the text as output of the code and limits its length.
+A request has a random ticket, which its answer repeats. Code that finds the socket can forge an
+answer, but gains nothing, because the caller treats the text as output of the code and limits its
+length.
 """
 
 import ast
@@ -20,7 +21,8 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of messages at the start; the text of an answer is an error, or empty
+# The ticket of messages at the start. The text of their answers is an error, or empty.
+READY = bytes(8)
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -109,7 +111,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last argument contains the options as JSON."""
+    """Confine this process and answer requests. The last command-line argument has JSON options."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)
