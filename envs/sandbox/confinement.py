@@ -79,7 +79,7 @@ def _call(function: str, *args: object) -> int:
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Limit address space to `memory_mb` MiB. Forbid core dumps, file writes and child processes."""
+    """Limit address space to `memory_mb` MiB. Forbid core dumps, file writes and new processes."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
         resource.RLIMIT_NOFILE: 64,

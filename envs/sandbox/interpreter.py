@@ -41,7 +41,7 @@ class CappedOutput(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # not at every write, because slicing copies text
+        if len(self._tail) > 2 * self._half:  # shorten rarely, because slicing copies text
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
