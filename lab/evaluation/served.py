@@ -50,7 +50,8 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        if found := list(run_folder_problems(settings.plain())):  # a run may have started meanwhile
+        # Check the folder again, because another run may have used it since the first check.
+        if found := list(run_folder_problems(settings.plain())):
             raise ConfigError(found)
         yield run_folder
 
@@ -62,7 +63,7 @@ def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any)
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Raise RunFailed if the block raises a ValueError that is no ConfigError."""
+    """Raise RunFailed if the block raises a ValueError, unless this is a ConfigError."""
     try:
         yield
     except Exception as error:

@@ -61,7 +61,7 @@ def optimize_prompt(
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
-                    f"the environment {env.name} compares rollouts of a group (score_group), and "
+                    f"the environment {env.name} compares rollouts of a group (score_group), but "
                     "a prompt search samples one rollout per example: choose another environment"
                 )
             train, validation = _examples(settings, env, _num_played(run_folder))
@@ -88,7 +88,10 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts. Complete the last line of a killed search."""
+    """Return the number of recorded rollouts.
+
+    If an earlier start was killed while it wrote a line, end this line with a newline.
+    """
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):
