@@ -20,7 +20,7 @@ class Progress(Display):
         self._printed = self._tenths()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
-        """Add `count` finished items, print `note`, and show `text` with the bar unless it is None."""
+        """Add `count` finished items, print `note`, and show a new `text` (None: the old one)."""
         self.done += count
         self._text = self._text if text is None else text
         self._notes += [note] if note else []
