@@ -222,8 +222,8 @@ class _Launch:
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # Signals still go to `self.stop`. They end the warm start at once, because its `waits`
-            # is False. Only max_time uses the new StopRequest.
+            # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at
+            # once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(assign_devices(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:
