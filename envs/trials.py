@@ -48,7 +48,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`. A share `uneven` of the indices gets one letter or four copies."""
+        """Return `word`. A share `uneven` of the indices gets one letter of it or four copies."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4

@@ -186,7 +186,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Do not start the process in another thread, because it is killed when that thread ends.
+        # Do not start the process in another thread, because the kernel kills it with that thread.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -40,7 +40,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the corpus, with its answer. conf/env/wiki-search.yaml explains the levels."""
+    """A question about the corpus, with its answer. conf/env/wiki-search.yaml explains `level`."""
 
     text: str
     answer: str

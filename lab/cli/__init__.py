@@ -1,1 +1,1 @@
-"""Package for the command line. It composes configurations with Hydra and explains Hydra's errors."""
+"""Package for the command line. It composes configurations and explains Hydra's errors."""
