@@ -42,7 +42,7 @@ class Candidate:
     prompt: str
     parents: list[int]  # indices of the candidates from which the prompt was made
     calls_before: int  # number of rollouts in the search before the validation of this prompt
-    scores: list[float | None]  # reward on each validation example, None if it is unknown
+    scores: list[float | None]  # reward on each validation example, None if it could not be scored
 
     @property
     def mean(self) -> float:
@@ -132,7 +132,7 @@ def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
-    remote = choices.get("client") == "messages"  # it returns no token ids, so it cannot train
+    remote = choices.get("client") == "messages"  # train.py refuses it: no token ids
     names = {item: key_of(item) for item in overrides}
     kept = [
         item

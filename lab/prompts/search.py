@@ -3,9 +3,9 @@
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-A prompt with validation scores is a candidate. A round changes a random candidate, which is chosen
-in proportion to the number of validation examples on which it scores best. Only this module
-imports `gepa`.
+A prompt with validation scores is a candidate. Each round changes a random candidate. Its
+probability is proportional to the number of validation examples on which it scores best. Only this
+module imports `gepa`.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Search:
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:
-        """Search from the prompt `start` until `_is_over`. Raise RunFailed on failure."""
+        """Search from the prompt `start` until `_is_over` is true. Raise RunFailed on failure."""
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
         try:
@@ -193,7 +193,7 @@ class Search:
         candidate: dict[str, str],
         capture_traces: bool = False,  # noqa: ARG002 traces are always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Score a prompt on a batch. A rollout without a reward gets the mean of the rewards."""
+        """Score a prompt on a batch. A rollout without a reward gets the batch's mean reward."""
         num_calls = self.progress.done
         attempts = self.runner.run(self._play(batch, candidate[COMPONENT]))
         rewards = [attempt.reward for attempt in attempts]
