@@ -132,7 +132,7 @@ def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
-    remote = choices.get("client") == "messages"  # train.py refuses it: no token ids
+    remote = choices.get("client") == "messages"  # this client returns no token ids for train.py
     names = {item: key_of(item) for item in overrides}
     kept = [
         item

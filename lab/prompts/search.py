@@ -3,9 +3,9 @@
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-A prompt with validation scores is a candidate. Each round changes a random candidate. Its
-probability is proportional to the number of validation examples on which it scores best. Only this
-module imports `gepa`.
+A prompt with validation scores is a candidate. Each round changes a random candidate. The
+probability of a candidate is proportional to the number of validation examples on which it scores
+best. Only this module imports `gepa`.
 """
 
 import asyncio
@@ -95,8 +95,8 @@ class Search:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
         Raises:
-            ValueError: the answer is empty or cut off. GEPA continues with the next round.
-            SearchEnded: the model did not answer, or _MAX_EMPTY answers were empty or cut off.
+            ValueError: the answer has no prompt (empty or cut off). GEPA starts the next round.
+            SearchEnded: the model did not answer, or _MAX_EMPTY answers in a row had no prompt.
         """
         question = str(prompt)  # a text, because GEPA passes a list only with images
         try:

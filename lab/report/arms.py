@@ -16,7 +16,7 @@ DEFAULTS = "(defaults)"  # label of an arm without overrides of its own
 class Arm:
     """One arm: runs with equal settings and different seeds."""
 
-    label: str  # the overrides that not all arms share, such as loss=cispo
+    label: str  # the arm's overrides, such as loss=cispo, without those that all arms share
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
     choices: Mapping[str, str] = field(default_factory=dict)  # settings in `name`: key -> value
@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    Two commits may have different settings, so only the settings that both have are compared.
+    Two commits may define different settings, so only the settings of both are compared.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
@@ -71,7 +71,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
-    """Return the overrides of each arm that not all arms share. `firsts`: one run of each arm.
+    """Return each arm's overrides, without those that all share. `firsts`: one run of each arm.
 
     If several arms have the same overrides, add settings that differ between them.
     """

@@ -1,8 +1,8 @@
 """The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
-The sweep sweeps/report_card.yaml runs them. Each file of sweeps/row is a row of the card: an
-experiment that makes one thing harder, at the levels easy and hard. docs/report-card.md explains
-the numbers.
+sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
+the card: an experiment that makes one thing harder, at the levels easy and hard.
+docs/report-card.md explains the numbers.
 """
 
 import time

@@ -28,11 +28,12 @@ class NoBaseline(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The results of one arm. Unknown numbers are NaN. Intervals have the confidence st.LEVEL."""
+    """The results of one arm, NaN if unknown. Intervals have the confidence level st.LEVEL."""
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    # p-value of the difference, adjusted for the numbers of arms and looks; NaN if sequential
+    # p-value of the difference, adjusted for the numbers of arms and looks; NaN if decisions are
+    # sequential
     p_value: float
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
     undecided_if: str  # assumption about missing data that would change the decision, or ""

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return which arms are better, worse, equal or open, or their numbers if this is too long."""
+    """Return the better, worse, equal and open arms as text, or their counts if it is too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."

@@ -37,7 +37,7 @@ class Evaluation:
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
         """Return the mean reward of each question, NaN if all of its rollouts are left out.
 
-        Unscored rollouts get the reward `unscored[env]`. If `unscored` lacks the environment, they are left out.
+        Unscored rollouts get the reward `unscored[env]`. They are left out if `unscored` lacks env.
         """
         scores = {}
         for question, rewards in self.rewards.items():
