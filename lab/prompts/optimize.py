@@ -19,7 +19,7 @@ from lab.evaluation.served import (
 )
 from lab.evaluation.settings import PolicySettings
 from lab.prompts.describe import Task, check_columns, starting_prompt
-from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
+from lab.prompts.outputs import PROMPT, Candidate, closing_lines, index_of_best, write_outputs
 from lab.prompts.settings import PromptOptimization, check_search
 from lab.prompts.teacher import Reflection
 from rl.config.build import build
@@ -84,7 +84,7 @@ def optimize_prompt(
     found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
     lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # no line breaks inside commands, which users copy
-    return found[best_of(found)].mean
+    return found[index_of_best(found)].mean
 
 
 def _num_played(run_folder: RunFolder) -> int:
