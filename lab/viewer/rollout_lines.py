@@ -47,8 +47,8 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 class Row(RolloutLine):
     """One row of the index: the fields of a line and more. `messages` and `versions` are empty.
 
-    `advantage` is the mean over turns if each turn has an advantage. `error` is True
-    if the rollout has an error.
+    `advantage` is the mean over turns if each turn has an advantage. `error` is True if
+    the rollout has an error.
     """
 
     path: Path
