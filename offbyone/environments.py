@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# wiki-search reads model.describe_tools, which is true for model=hf: so it describes its tools.
+# wiki-search reads model.describe_tools. model=hf sets it to true, so prompts describe the tools.
 MODEL = ("model=hf", "model.path=unknown")
 
 

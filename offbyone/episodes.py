@@ -21,7 +21,7 @@ class PlayedEpisode:
         self.episode.turns += 1
 
     async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
-        """Add a turn of the policy. Return the environment's reply, or None at the end."""
+        """Add a turn of the policy. Return the environment's reply, or None after the last turn."""
         self.add(message)
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS
