@@ -1,8 +1,7 @@
 """Interfaces of hosts and of their processes.
 
-A host is a machine on which the supervisor starts processes. LocalHost and RayHost implement the
-interface Host. If a host cannot be reached any more, its processes count as ended, and a later call
-of `start` raises HostLost.
+A host is a machine on which the supervisor starts processes. If a host cannot be reached any more,
+its processes count as ended. LocalHost and RayHost implement the interface Host.
 """
 
 from collections.abc import Mapping, Sequence

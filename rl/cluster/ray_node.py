@@ -56,7 +56,6 @@ class RayNode:
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
     def start(self, start: Start) -> int:
-        """Start a process. Return its number, which `kill` expects."""
         env = {**start.env, "TMPDIR": str(self._temporary)}
         self._host.start(replace(start, env=env))
         return len(self._host.children) - 1

@@ -36,10 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type of a node in an evaluated annotation.
-
-    msgspec checks `Nested()` instead of the node, because `on_node` checks the node itself.
-    """
+    """The type of a node in an evaluated annotation. msgspec checks `Nested()`, not the node."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -81,7 +78,6 @@ class _Unqualifier(ast.NodeTransformer):
 
 
 def _evaluate(text: str, module: Module) -> Any:
-    """Return the type that an annotation's text names, or Any if it cannot be evaluated."""
     try:
         tree = _Unqualifier().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
@@ -92,7 +88,7 @@ def _evaluate(text: str, module: Module) -> Any:
 
 
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
-    """Return a value converted to an option's annotation, or raise InvalidValue."""
+    """Return the value in the type of the option's annotation, or raise InvalidValue."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
     return _convert_items(value, _evaluate(text, option.module), path, on_node)
 

@@ -3,8 +3,8 @@
     class ImitationSampler:
         uses_vllm: ClassVar[bool] = False
 
-Subclasses inherit the constants. Rules read facts and never compare the name of a target, so that
-the rules also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
+Subclasses inherit the constants. Rules read facts instead of the name of a target, so that they
+also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
 """
 
 import ast
@@ -33,15 +33,12 @@ def is_external(inference: Config | None) -> bool:
 
 
 def needs_reference(config: Config) -> bool:
-    """Return whether the run loads a reference: for a KL penalty, or as a teacher.
-
-    Assume that the loss reads a teacher, because reference_rules.py refuses a teacher that the loss
-    does not read.
-    """
+    """Return whether the run loads a reference: for a KL penalty, or as a teacher."""
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
     is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
+    # The loss reads a teacher, because reference_rules.py refuses any other.
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
 
 

@@ -55,7 +55,6 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
-    """Yield why DeepSpeed cannot load the optimizer state of the run in `run_folder`."""
     before = load_yaml(run_folder.read(run_folder.config))
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]

@@ -1,8 +1,7 @@
 """Check that one option is below another. Refuse DeepSpeed and vLLM keys that another option sets.
 
-    ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
-
-This constant means that the value of clip_low must be below the value of clip_high.
+The constant ORDERED = ("clip_low", "clip_high") in the file of a function, or in a class, means
+that the value of clip_low must be below the value of clip_high.
 """
 
 from collections.abc import Iterator, Mapping

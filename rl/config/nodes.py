@@ -24,7 +24,6 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a configuration mapping. A float field accepts an int."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def option_or_constant(self, name: str, default: Any = None) -> Any:
@@ -111,8 +110,6 @@ def replica_names(number: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode(CoreNode):
-    """The node that decides where processes are started (conf/cluster)."""
-
     gpus: bool = True
     interface: str | None = None
     cores_per_replica: int | None = None

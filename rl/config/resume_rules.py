@@ -1,7 +1,6 @@
-"""Check whether a run may start in its folder.
+"""Check whether a run may start in its folder, which holds one run, or resume there.
 
-One folder holds one run, and resume=true continues it. These rules refuse a resume whose options
-differ from those of the first start in a way that changes what the run learns.
+A resume is refused if an option was changed that changes what the run learns.
 """
 
 from collections.abc import Iterator, Mapping
@@ -141,7 +140,7 @@ def _resolve_path(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key; the key of a list item is its index."""
+    """Yield every leaf value with its dotted key. The key of a list item is its index."""
     items = dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

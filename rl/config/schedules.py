@@ -74,10 +74,7 @@ def _steps(config: Config) -> range:
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", configuration at k) for each k where a schedule is smallest or largest.
-
-    Without schedules, yield ("", config).
-    """
+    """Yield ("at step k: ", configuration at k) for the steps where a schedule is at an extreme."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
@@ -109,10 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Give `made`, a partial function or an instance, the scheduled options of `group`.
-
-        Return a new partial function, or the same instance with changed attributes.
-        """
+        """Return the partial function or instance `made` with the scheduled options of `group`."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

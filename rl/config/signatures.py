@@ -45,8 +45,6 @@ Found = tuple[Module, ast.stmt]
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A keyword-only parameter of a target."""
-
     annotation: ast.expr | None
     required: bool  # whether the parameter has no default
     module: Module  # module in which the annotation's names are looked up
@@ -212,7 +210,6 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
 
 
 def _dataclass_decorator(definition: ast.ClassDef) -> str:
-    """Return the source of the @dataclass decorator, or "" if there is none."""
     decorators = map(ast.unparse, definition.decorator_list)
     return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 

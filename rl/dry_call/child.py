@@ -43,7 +43,7 @@ _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHO
 
 
 class DryCall:
-    """The dry calls of some configurations; one child handles all that are not in the cache."""
+    """The dry calls of some configurations. One child makes all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._full_configs = [split_schedules(config) for config in configs]
@@ -98,7 +98,6 @@ class DryCall:
         return (self._answers[number] or {})["files"]
 
     def with_facts(self, run: Run) -> Run:
-        """Return the run with the facts of its dry call; raise ConfigError if the call failed."""
         return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, uncached: Sequence[int]) -> None:

@@ -2,9 +2,8 @@
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-The supervisor imports no torch, so a child runs this module (rl/dry_call/child.py). `score` and
-`reply` of an environment, the logger and the critic's model are not called, because they may use a
-judge, a sandbox or a network.
+child.py runs this module. `score` and `reply` of an environment, the logger and the critic's model
+are not called, because they may use a judge, a sandbox or a network.
 """
 
 import json
@@ -129,7 +128,6 @@ def _raise_timeout(*_: object) -> None:
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
-    """Write an answer per configuration, and the source files that all answers depend on."""
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
     signal.signal(signal.SIGALRM, _raise_timeout)

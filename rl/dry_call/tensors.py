@@ -1,8 +1,7 @@
 """Dry-call the components that compute with tensors: loss, correction, divergence, critic.
 
-A dry call gives made-up values to a component before the run starts. A loss gets eight tokens of
-two sequences with several turns. A third sequence has no tokens. The importance ratios are near 1,
-so that no loss clips them. Advantages have both signs.
+A loss gets eight made-up tokens of two sequences with several turns, and a third sequence without
+tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
 """
 
 import sys
@@ -98,9 +97,9 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    Runs with several updates per batch give old_logprobs to the loss, other runs do not. The loss
-    is called with and without them, but an error counts only if this run would cause it. A loss
-    that gets old_logprobs corrects for the sampler if it also depends on rollout_logprobs.
+    The loss is called with and without old_logprobs, which it gets if a batch has several updates.
+    An error counts only if this run would cause it. With old_logprobs, a loss corrects for the
+    sampler if it also depends on rollout_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -178,10 +177,7 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
 
 
 def check_metrics(report: Report, metrics: Any) -> None:
-    """Raise BadResult unless each metric has one number per token, or one number in total.
-
-    The names must differ from those of the run and of the components that were called before.
-    """
+    """Raise BadResult if a metric has a wrong shape, or the name of another metric."""
     if not isinstance(metrics, Mapping):
         raise BadResult(
             f"returned metrics that are {_describe(metrics)}: return a dict, which may be empty"
@@ -233,11 +229,7 @@ def check_correction(report: Report, correction: Any) -> bool:
 
 
 def check_divergence(report: Report, estimator: Any) -> bool:
-    """Return whether the gradient of a divergence estimator is the same for every token.
-
-    In the loss, such an estimator has no effect on average, because the gradient of log pi is zero
-    on average over tokens that pi samples.
-    """
+    """Return whether the gradient of a divergence estimator is the same for every token."""
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
     with report.calling("kl", estimator, INPUT):
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
