@@ -11,7 +11,7 @@ from rl.config.schema import Run, as_config_error
 from rl.config.shipped import SHIPPED
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
-from rl.model.shape import GIB, Shape, shape, shape_of
+from rl.model.shape import GIB, Shape, read_sizes, shape
 from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from rl.supervisor.resolve import resolve
@@ -75,11 +75,11 @@ def _described_hosts(
 
 def _model_shape(run: Run) -> Shape | None:
     if checkpoint := initial_checkpoint(vars(run)):
-        return shape_of(RunFolder.export_of(checkpoint))
+        return read_sizes(RunFolder.export_of(checkpoint))
     model = run.model
     if model.path is None:
         with TemporaryDirectory() as folder:
-            return shape_of(build(model)().prepare(Path(folder, "model")))
+            return read_sizes(build(model)().prepare(Path(folder, "model")))
     if sizes := json.loads(_SIZES.read_text()).get(model.path):
         return shape(sizes)
-    return shape_of(local_folder(model.path, model.get("revision"), "model", config_only=True))
+    return read_sizes(local_folder(model.path, model.get("revision"), "model", config_only=True))

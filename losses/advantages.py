@@ -13,8 +13,8 @@ Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
 
 An unscorable rollout (reward None, NaN or infinite) has advantage 0 and is left out of mean, std
 and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts.
-They also return zeros if the rewards differ by at most 1e-6, because rounding errors can be the
-only difference, and a z-score would amplify them.
+They also return zeros if the rewards differ by at most 1e-6, because a z-score would amplify
+rounding errors.
 """
 
 import math
@@ -81,13 +81,9 @@ def turn_group_mean(
 ) -> list[list[float]]:
     """Return each turn's return minus the group's mean return at this turn.
 
-    A turn's return is the discounted sum of its own and all later rewards. With one turn per
-    rollout the result equals `group_mean`. The result also equals `group_mean` if discount is 1,
-    all rollouts have equally many turns and only last turns have rewards. Turn-level advantages:
-    arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
-
-    A turn has advantage 0 if fewer than two rollouts have it, or if its returns are all equal.
-    An unscorable rollout gets an empty list.
+    With one turn per rollout the result equals `group_mean`. A turn has advantage 0 if fewer than
+    two rollouts have it, or if its returns are all equal. An unscorable rollout gets an empty list.
+    Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

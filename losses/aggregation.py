@@ -11,10 +11,9 @@
 L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
-"sequence" of the papers is one rollout here. If a rollout has several rows, L_i counts the tokens
-of all its rows, so that the number of rows does not change its weight. A rollout without tokens
-(for example after truncation=mask) has weight 0 and does not count in S and G. A token that a
-correction or a loss masks still counts, so that the weights of other tokens do not change.
+"sequence" of the papers is one rollout here, with the tokens of all its rows. A rollout without
+tokens (for example after truncation=mask) has weight 0 and does not count in S and G. A token that
+a correction or a loss masks still counts.
 """
 
 from collections import Counter
@@ -53,17 +52,14 @@ def constant_length(
 ) -> list[float]:
     """Return token weights [S] that divide a rollout's sum by `length`, then average over rollouts.
 
-    The constant `length` replaces the number of the rollout's tokens. Dr.GRPO, arXiv:2503.20783.
+    Dr.GRPO, arXiv:2503.20783.
     """
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 
 
 def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
-    """Return token weights [S] that average over the tokens of each group, then over groups.
-
-    A group contains the rollouts of one prompt.
-    """
+    """Return token weights [S] that average over the tokens of each prompt, then over prompts."""
     tokens_of: Counter[int] = Counter()
     for length, group_id in zip(lengths, group_ids, strict=True):
         tokens_of[group_id] += length
@@ -80,8 +76,7 @@ def turn_mean(
 ) -> list[list[float]]:
     """Return token weights [S][turns] that average over the tokens of each turn, then over turns.
 
-    `lengths` is the number of completion tokens of each turn of each rollout. Use turn_mean with
-    advantages per turn, so that the weight of a turn does not depend on its length.
+    `lengths` is the number of completion tokens of each turn of each rollout.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]

@@ -4,7 +4,8 @@
     loss_t = -demonstration_weight * log pi         the token is a demonstration
 
 SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, adapt the weight of demonstrations. Here
-it is constant. The metrics of policy_loss are 0 at demonstrations.
+it is constant. policy_loss also gets the demonstrations, so its loss of a sequence must not depend
+on other sequences. Its metrics are 0 at demonstrations.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,7 @@ from losses.tokens import TokenLoss, Tokens
 def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
-    """Return the loss [N].
-
-    `policy_loss` gets the demonstrations, too. So its loss of a sequence must not depend on others.
-    """
+    """Return the loss [N]."""
     is_shown = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 

@@ -4,11 +4,10 @@
     q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest: all other tokens as one more outcome
 
 p and q are complete distributions over K+1 outcomes. So their divergence is never negative, is zero
-only if p = q, and is at most the divergence over the full vocabulary. Without the rest, some of
-these properties are lost. If the K probabilities were renormalised, nothing would keep the policy
-from moving probability to all other tokens (arXiv:2608.14728, for the reverse divergence). A sum
-over the K tokens alone is not a divergence and has another minimum (arXiv:2503.16870, for the
-forward divergence). A rest below 1e-6 is replaced by 1e-6 and has no gradient, because the sum of
+only if p = q, and is at most the divergence over the full vocabulary. If the K probabilities were
+renormalised instead, nothing would keep the policy from moving probability to all other tokens
+(arXiv:2608.14728). A sum over the K tokens alone is not a divergence and has another minimum
+(arXiv:2503.16870). A rest below 1e-6 is replaced by 1e-6 and has no gradient, because the sum of
 the K probabilities in float32 is not more precise.
 
 N: completion tokens, K: candidates of each token.

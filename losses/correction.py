@@ -31,7 +31,7 @@ ORDERED = ("low", "high")
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """The result of a correction: a weight for each token's loss, and metrics."""
+    """The result of a correction."""
 
     weights: Tensor  # [N] multiplies each token's loss, without gradient
     metrics: dict[str, Tensor]  # name -> values [N], without gradient

@@ -35,10 +35,7 @@ class M2PO:
         return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
-        """Return the masked surrogate [N]. masked_fraction [N] is 1 at dropped tokens.
-
-        `statistics` [K] is the sum over the global batch.
-        """
+        """Return the masked surrogate [N], with `statistics` [K] summed over the global batch."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
         # The mean of m_t over the first k bins never falls with k, so the sum counts the kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()

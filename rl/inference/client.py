@@ -28,9 +28,7 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-# The client closes a connection that is idle for 2 s. vLLM would close it after 5 s, perhaps while
-# the client sends a request.
-_KEEP_ALIVE_S = 2.0
+_KEEP_ALIVE_S = 2.0  # below the 5 s after which vLLM would close an idle connection
 # The run ends after this many failed requests in a row. If another replica answers in between, the
 # run only stops using the replica with so many failures in a row.
 _MAX_FAILURES = 32
@@ -39,18 +37,15 @@ _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down n
 
 @dataclass
 class RequestTally:
-    """The client's counts of retried and failed requests. The rollouts process logs the retries."""
-
     num_retried: int = 0
     num_failed_in_a_row: int = 0
 
 
 class VLLMClient:
-    """Sends the requests of a run to its vLLM replicas; an async context manager.
+    """Sends the requests of a run to its vLLM replicas. It is an async context manager.
 
     If a replica dies, the client sends the unanswered requests to another replica, or to the same
-    one after its restart. The finished turns of a rollout are part of its prompt, so they are not
-    sampled again.
+    one after its restart.
 
     Raises:
         RequestFailed: one request failed, after three retries if a retry could help.
@@ -91,7 +86,6 @@ class VLLMClient:
     ) -> T:
         """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
 
-        `read` raises ValueError if the answer has an unexpected form.
         `n`: number of completions in the request, which the router counts as load of the replica.
         """
         attempt, body = 0, {"model": self._model, **body}
@@ -128,7 +122,6 @@ class VLLMClient:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Stop using a replica that has ended. Return whether to send the request again."""
         if route.lost:
             return True
         # Use a thread, because connecting to a host that is down would block the event loop.
@@ -158,8 +151,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The task was not cancelled. If `_close_session` closes a session, aiohttp raises this
-            # error in each request that waits for a connection.
+            # `_close_session` makes aiohttp raise this error in requests that await a connection.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -197,7 +189,6 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. `request` sends the unanswered requests again."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -212,14 +203,10 @@ class GroupClient:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
-        """Return `n` completions of the prompt.
-
-        `sampling`: vLLM's sampling parameters. `version`: the policy version that vLLM has loaded.
-        The cache salt contains it, so that vLLM reuses no key-value blocks of older weights.
-        """
+        """Return `n` completions of the prompt. `version`: the policy version vLLM has loaded."""
         body = {
             "token_ids": list(prompt_ids),
-            "cache_salt": f"{self.client.salt}-v{version}",
+            "cache_salt": f"{self.client.salt}-v{version}",  # reuse no cache of older weights
             "sampling_params": {
                 **sampling,
                 "n": n,
@@ -241,10 +228,7 @@ class GroupClient:
     async def score(
         self, token_ids: Sequence[int], count: int, *, version: int
     ) -> tuple[list[float], int]:
-        """Return logprobs of the last `count` tokens at temperature 1, and their policy version.
-
-        `version`: policy version before the request, which is repeated if vLLM loads new weights.
-        """
+        """Return logprobs of the last `count` tokens at temperature 1, and their policy version."""
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
@@ -257,8 +241,7 @@ class GroupClient:
         while True:
             path = "/inference/v1/generate"
             logprobs, now = await self.client.request(path, body, read, self.group, 1)
-            # `now` is the version after vLLM computed the logprobs. If it equals the version before
-            # the request, vLLM loaded no weights in between.
+            # If the version is unchanged, vLLM loaded no weights while it computed the logprobs.
             if now == version:
                 return logprobs, version
             version = now

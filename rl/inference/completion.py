@@ -68,11 +68,10 @@ class GenerateAnswer(msgspec.Struct, gc=False):
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
-    """Convert an entry of `choices` in vLLM's answer to a Completion."""
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
-        # A reward for an aborted completion would punish the policy for an error of vLLM.
+        # A reward of an aborted completion would punish the policy for an error of vLLM.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:

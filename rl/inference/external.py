@@ -1,7 +1,7 @@
 """External vLLM servers. A run sends requests and weights to them but never starts or stops them.
 
-The user starts each server with serve_external.py. That program enables vLLM's routes for
-token ids, pauses and weights. It also adds our plugin, which loads the weights into vLLM.
+The user starts each server with serve_external.py, which enables vLLM's routes for token ids,
+pauses and weights.
 """
 
 import os
@@ -28,7 +28,7 @@ _REMEDY = "start it with `python -m rl.inference.serve_external <run folder> <UR
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """The options of conf/inference/external.yaml, which explains each option."""
+    """The options of conf/inference/external.yaml."""
 
     is_external: ClassVar[bool] = True
 
@@ -40,7 +40,6 @@ class ExternalServers:
         self.servers()  # raises ValueError for an invalid URL before the run starts a process
 
     def servers(self) -> list[Replica]:
-        """Return the servers. Raise ValueError if a URL is invalid or the key is missing."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError(f"inference.urls={self.urls}: write the URL of each server once")
@@ -72,8 +71,7 @@ def address_of(url: str) -> Address:
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
     """Return why a running server cannot be used for a model folder, or None if it can be used.
 
-    The server's weights are not compared, because the first push replaces them. vLLM itself rejects
-    weights of another architecture.
+    The server's weights are not compared, because the first push replaces them.
     """
     try:
         with http_client(replica, _TIMEOUT_S) as http:

@@ -26,8 +26,6 @@ WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
 
 @dataclass(eq=False)
 class Route:
-    """A replica and its current load."""
-
     replica: Replica
     num_groups: int = 0  # number of groups that use this replica
     num_pending: int = 0  # number of requested completions that have not arrived
@@ -44,10 +42,7 @@ class RequestGroup:
     chosen: Route | None = None
 
     async def wait_for_route(self) -> Route:
-        """Return the route to the group's replica. Wait while no replica serves.
-
-        The wait needs no deadline, because the supervisor ends the run if the restart fails.
-        """
+        # The wait needs no deadline, because the supervisor ends the run if the restart fails.
         while not self.router.routes:
             if self.router.ends:
                 raise RequestFailed("the run ends, and no vLLM answers")
@@ -63,7 +58,6 @@ class RequestGroup:
         return self.chosen
 
     def leave(self) -> None:
-        """Release the replica, so that the group no longer counts as its load."""
         if self.chosen is not None:
             self.chosen.num_groups -= 1
         self.chosen = None
@@ -136,14 +130,13 @@ class Router:
         route.close_session()
 
     def end(self) -> None:
-        """Let requests that wait for a restart fail, because the run ends."""
         self.ends = True
-        self.serving.set()
+        self.serving.set()  # requests that wait for a restart fail
 
     def is_gone(self, replica: Replica, *, unanswered: bool) -> bool:
         """Return whether a replica has ended or was restarted. May block for seconds.
 
-        `unanswered`: whether its last request got no answer. Otherwise it has not ended.
+        `unanswered`: whether its last request got no answer.
         """
         if self.restarted and self.restarted(replica):
             return True

@@ -27,10 +27,10 @@ _MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout 
 
 
 class VLLMRoutes:
-    """A client for the HTTP routes that control one vLLM; a context manager.
+    """A client for the HTTP routes that control one vLLM. It is a context manager.
 
-    Every request opens a new connection, because vLLM closes a connection that is idle for 5 s. A
-    request that is sent at that moment would fail, and a training step may take longer than 5 s.
+    Every request opens a new connection, because vLLM closes a connection that is idle for 5 s, and
+    a training step may take longer.
 
     Raises:
         RunFailed: every method raises it if vLLM refuses, answers too late or cannot be reached.
@@ -67,7 +67,7 @@ class VLLMRoutes:
         self._post("/resume")
 
     def init_transfer(self, info: dict[str, Any]) -> None:
-        """Start our transfer engine (rl/weights/vllm_plugin.py) inside vLLM with these settings."""
+        """Start our transfer engine (rl/weights/vllm_plugin.py) inside vLLM."""
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
@@ -77,7 +77,7 @@ class VLLMRoutes:
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM load the weights. `info` locates the weights, or holds them as bytes."""
+        """Make vLLM load weights. `info` locates them, or contains their bytes."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
@@ -101,7 +101,7 @@ class VLLMRoutes:
         return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
-        """Return the number of vLLM's worker processes. Each holds a part of the weights."""
+        """Return the number of vLLM's worker processes, which each hold a part of the weights."""
         return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -171,10 +171,7 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return how many prompt tokens vLLM has received, and how many of them its cache contained.
-
-    Return None if vLLM does not answer.
-    """
+    """Return how many prompt tokens vLLM has received, and how many of them its cache contained."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").text
@@ -191,10 +188,7 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
 def wait_until_healthy(
     replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Block until vLLM answers its health route, at most `timeout` seconds.
-
-    `check` is called after each attempt that fails. It raises if vLLM has ended.
-    """
+    """Block until vLLM answers its health route. `check` raises if vLLM has ended."""
     deadline = time.monotonic() + timeout
     while not is_healthy(replica):
         check()

@@ -22,7 +22,7 @@ from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.failure import RunFailed, with_remedies
@@ -40,7 +40,7 @@ STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest LoRA adapter that vLLM can load. vLLM reserves memory for it at the start."""
+    """The largest LoRA adapter that vLLM can load, for which vLLM reserves memory at the start."""
 
     rank: int
     layers: list[str]  # layers that may have an adapter, such as q_proj
@@ -50,8 +50,7 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
     """Return the smallest limits of vLLM that admit an adapter of this rank on these modules.
 
     Each layer that may have an adapter costs time at every token. The output head must not have
-    one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594). The check
-    after a push (rl/weights/probe.py) needs them.
+    one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594).
     """
     names = linear_layers(model) if targets == "all-linear" else targets
     allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
@@ -60,8 +59,6 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """The properties of the policy that vLLM's command line depends on."""
-
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
@@ -71,7 +68,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer:
-    """The options of conf/inference/vllm.yaml, which explains each option."""
+    """The options of conf/inference/vllm.yaml."""
 
     replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
@@ -104,8 +101,7 @@ class VLLMServer:
         if not address.path:
             options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
-            # The folder has no weights. Let vLLM start with random weights, which the first push
-            # replaces before vLLM samples.
+            # Let vLLM start with random weights, which the first push replaces.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -121,10 +117,7 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables.
-
-        `key_file`: file with the key that TCP routes require, None if vLLM uses a Unix socket.
-        """
+        """Return vLLM's environment variables. `key_file`: key that TCP routes require."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
@@ -141,10 +134,7 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return an OMP_NUM_THREADS that leaves one core to the other processes.
-
-    Return {} if there are GPUs, or if the user has set the variable.
-    """
+    """Return an OMP_NUM_THREADS that leaves one core to the other processes."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})
@@ -160,10 +150,10 @@ def vllm_process(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment variables of a vLLM that serves a run's model.
 
-    `place`: environment variables that set vLLM's GPUs and threads; None for the whole machine.
+    `place`: environment variables that set vLLM's GPUs and threads. None for the whole machine.
     """
     model = run_folder.initial_model()
-    if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
+    if server.cpu_kv_cache_gib is None and (sizes := read_sizes(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
         server = replace(server, cpu_kv_cache_gib=cache)
     command = server.command(model, replica.address, policy)
@@ -194,7 +184,6 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of one replica of a run."""
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
@@ -233,5 +222,4 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the Replica for `run_vllm`, which starts only one vLLM in a run folder."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

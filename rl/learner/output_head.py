@@ -23,8 +23,6 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """The output head as an autograd function. It keeps one chunk of logits in memory at a time."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -94,7 +92,6 @@ class OutputHead(torch.autograd.Function):
 
 
 def _as_columns(tensor: Tensor) -> Tensor:
-    """Return a tensor [N] as [N, 1], and a tensor [N, M] unchanged."""
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
@@ -123,8 +120,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    A teacher's vocabulary may be larger than the policy's. So return only token ids below
-    `vocabulary`, the size of the policy's.
+    Return only token ids below `vocabulary`, because a teacher may have more than the policy.
     """
     weight = head.weight.to(dtype)
     best = [

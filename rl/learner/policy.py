@@ -38,8 +38,7 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-# Metrics of an update that is skipped because all token weights are 0, for example if
-# truncation=mask masks all rows.
+# Metrics of an update that is skipped because all token weights are 0.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
@@ -94,8 +93,7 @@ class Policy:
         """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
         An update with a non-finite gradient changes no weight. `train/skipped` is the fraction of
-        such updates. If all token weights on all ranks are 0, no step is taken, and `train/empty`
-        is 1.
+        such updates.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -125,8 +123,7 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # Skip an update only on all ranks together, because other ranks would wait for a rank that
-        # skips it alone.
+        # Skip an update only on all ranks together, because each rank waits for the others.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -139,8 +136,8 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # First compute the gradients with respect to the module's outputs, which is cheap. If
-            # they are zero on all ranks, skip the expensive backward pass through the model.
+            # The gradients of the module's outputs cost little. If they are zero on all ranks, skip
+            # the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             # If the statistics are still missing, this is the only micro-batch, so add them here.
@@ -151,9 +148,8 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # Also run backward if `value` is not finite, because its NaN gradients make DeepSpeed
-            # skip the step. Always run backward for the first micro-batch, because DeepSpeed cannot
-            # take a step without a backward pass.
+            # Run backward at least once, because DeepSpeed requires it. Also run it if `value` is
+            # not finite, because its NaN gradients make DeepSpeed skip the step.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -220,9 +216,8 @@ class Policy:
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return all weights on the CPU by Hugging Face name, with the adapter merged into them.
 
-        Tied weights are returned once. If `places` has a tensor with the name, shape and dtype of a
-        weight on a GPU, the weight is copied into it. Ranks other than 0 return {}. Collective,
-        because under ZeRO-3 each rank holds a shard of every weight.
+        If `places` has a tensor with the name, shape and dtype of a weight on a GPU, the weight is
+        copied into it. Ranks other than 0 return {}. Collective.
         """
         return self._collect(full_recipes(self.engine.module.model), places)
 
@@ -251,8 +246,7 @@ class Policy:
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model in Hugging Face form, with the tokenizer files of `source`. Collective.
 
-        `source` is the folder of the initial model. If there is an adapter, write only the adapter,
-        unless `merged` is set or `source` contains no weights.
+        `source` is the folder of the initial model.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
@@ -266,9 +260,7 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        """Write the trained weights and the optimizer's state. Collective."""
         save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Load the state that `save` wrote. Collective."""
         load_engine(self.engine, folder)

@@ -25,8 +25,6 @@ _SCHEME = "listening"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, the number of ranks, the device, and collectives of one value."""
-
     rank: int
     world: int
     device: torch.device
@@ -59,7 +57,7 @@ class Ranks:
         return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
 
     def any(self, flag: bool) -> bool:
-        """Return True if the flag is true on any rank. Collective."""
+        """Return whether the flag is true on any rank. Collective."""
         if self.world == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
@@ -105,8 +103,7 @@ def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
     If MASTER_ADDR is an IP address, rank 0 listens only at this address. If it is a host name, rank
-    0 listens on all addresses, because on its own host the name may resolve to loopback. Under
-    torchrun, torchrun's agent listens instead of rank 0.
+    0 listens on all addresses, because on its own host the name may resolve to loopback.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -133,8 +130,7 @@ def compile_cpu_op() -> None:
     """Compile DeepSpeed's shared-memory op into the Python environment, unless it is there.
 
     PyTorch's lock file remains if a compiling process is killed, and would block later processes
-    forever. So take an flock, which the kernel releases when a process dies. While this process
-    holds the flock, no other process compiles, so it can delete all lock files.
+    forever. So take an flock, which the kernel releases when a process dies, and delete all locks.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))

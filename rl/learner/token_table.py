@@ -1,8 +1,7 @@
 """Tables of the completion tokens of a global batch, with one line per rollout.
 
-If a prompt changes earlier turns, the rollout has several rows (rl/sampling/row_builder.py), which
-may be in several micro-batches and on several ranks. The advantages from a critic are computed
-along the whole rollout, so they need its tokens in one line.
+A rollout may have several rows (rl/sampling/row_builder.py), in several micro-batches and on
+several ranks. A critic's advantages are computed along the whole rollout.
 
 R: rollouts of the global batch, L: most completion tokens of a rollout, N: completion tokens of a
 micro-batch.
@@ -29,10 +28,9 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return each column as a float64 table [R, L]. Collective.
+        """Return each column as a float64 table [R, L] on the CPU, 0 at padding. Collective.
 
-        A column has one tensor [N] for each micro-batch of this rank. The tables are on the CPU,
-        the same on every rank, and 0 at padding.
+        A column has one tensor [N] for each micro-batch of this rank.
         """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
@@ -54,5 +52,4 @@ class TokenTable:
         return [flat[self._token_indices(batch)] for batch in self._batches]
 
     def _token_indices(self, batch: Batch) -> Tensor:
-        """Return the index [N] of each token among all tokens of the global batch."""
         return self._starts[batch.rollout_ids.cpu()] + batch.positions.cpu()

@@ -26,10 +26,7 @@ def use_float32_gradients(model: nn.Module) -> None:
 
 
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return grads [N, O] transposed times inputs [N, I], at least in float32.
-
-    If `total` is not None, add the product to this tensor in place and return it.
-    """
+    """Return grads [N, O] transposed times inputs [N, I], added to `total` in place if given."""
     exact = torch.promote_types(inputs.dtype, torch.float32)
     how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:

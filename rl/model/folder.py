@@ -11,7 +11,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# Suffixes of architectures that do not predict the next token, so they cannot be the policy.
+# Suffixes of architectures that are not causal language models.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -23,7 +23,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return whether the folder contains weights. The prepared folder of a tiny model has none."""
+    """Return whether the folder contains weights. The folder of a new tiny model has none."""
     return any(weight_files(folder))
 
 
@@ -73,14 +73,11 @@ def fingerprint(folder: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and generation config of a model folder to another folder.
-
-    Do not copy links to files outside the folder. Such a file could be private, and users publish
-    checkpoints.
-    """
+    """Copy tokenizer, chat template and generation config, but no links to files elsewhere."""
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
+        # A file elsewhere could be private, and users publish checkpoints.
         if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
@@ -154,8 +151,8 @@ def vocabulary_of(folder: Path) -> int | None:
 def _tokens_from(folder: Path, first: int) -> list[str]:
     """Return the tokens with ids from `first` on that a tokenizer may produce.
 
-    Leave out special tokens that the chat template does not use, because a model may have no
-    embeddings for them. Gemma 3's text models have none for the tokens of images.
+    Leave out special tokens that the chat template does not use. Gemma 3's text models, for
+    example, have no embeddings for the tokens of images.
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
@@ -172,7 +169,6 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 
 def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
-    """Return a tokenizer's vocabulary, its merges as strings ("a b"), and its added tokens."""
     tokenizer = json_of(folder / "tokenizer.json")
     model = tokenizer.get("model", {})
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]

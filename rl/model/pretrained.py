@@ -1,7 +1,6 @@
 """A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-`prepare` downloads a model of the hub into huggingface_hub's cache and checks the files of every
-model. Without the check, vLLM or the trainer would report a missing file less clearly.
+`prepare` downloads a model of the hub into huggingface_hub's cache and checks the model's files.
 """
 
 import re
@@ -30,7 +29,7 @@ IGNORE = ["*/*"]  # do not download subfolders, which repeat the weights in othe
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """The options of conf/model/hf.yaml, which explains each option."""
+    """The options of conf/model/hf.yaml."""
 
     path: str
     revision: str | None
@@ -62,8 +61,7 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
     """Return the folder of a model: a local one, or a download of a name on the hub.
 
-    If `config_only`, download only config.json and check no file. Messages name the config group
-    `group`. Raise ValueError if the model does not exist, or if files are missing or damaged.
+    Raise ValueError, naming the config group, if the model or a file is missing or damaged.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"

@@ -47,7 +47,7 @@ class PackedRows:
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
     # For each block (`_blocks`): the packed index [S, W] of each token of its leaves, 0 at padding,
-    # and the first column that the block computes. Other blocks compute the columns before it.
+    # and the first column to compute, because an earlier block computes the columns that all share.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
@@ -124,9 +124,8 @@ def _blocks(
 def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Return the hidden state [N, H] one position before each token where `mask` is True.
 
-    The states are in the order of the rows. `token_ids` and `mask` are [B, T]. Rows are padded on
-    the right. They need no attention mask, because causal attention hides the padding from all real
-    tokens.
+    `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
+    because causal attention hides the padding from all real tokens.
     """
     if not shares_prefixes(body):
         hidden = body(input_ids=token_ids, use_cache=False).last_hidden_state
@@ -193,7 +192,6 @@ def _obstacle(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
-    """Return the hidden states of three short rows that begin with the same four tokens."""
     token_ids = torch.from_numpy(_CHECKED).to(model.device)
     mask = torch.ones_like(token_ids, dtype=torch.bool)
     return states_before(model.base_model, token_ids, mask)
@@ -201,8 +199,6 @@ def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The two fields of `PackedRows` that the attention reads, on the model's device."""
-
     leaves: list[tuple[Tensor, int]]  # [S, W] and first column of each block
     copies: Tensor  # [P]
 
@@ -242,10 +238,7 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the attention mask [1, 1, W - first, W] for the queries from column `first` on.
-
-    `window` is the sliding window. Return None if sdpa's own causal mask is enough.
-    """
+    """Return the attention mask [1, 1, W - first, W], or None if sdpa's causal mask is enough."""
     window = window or width
     if first == 0 and window >= width:
         return None

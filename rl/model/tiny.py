@@ -1,8 +1,7 @@
 """A Qwen3 small enough to train on two cores, built locally without a download.
 
-Its tokens are the 256 bytes (the id of a byte is its value) and Qwen3's special tokens, so it can
-write any text byte by byte. The folder that `prepare` writes contains no weights, because the
-trainer initialises them from config.json and the run's seed.
+Its tokens are the 256 bytes and Qwen3's special tokens, so it can write any text byte by byte. The
+folder that `prepare` writes contains no weights, because the trainer initialises them.
 """
 
 import json
@@ -31,7 +30,7 @@ _TEMPLATE_OF = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """The options of conf/model/tiny.yaml, which explains each option."""
+    """The options of conf/model/tiny.yaml."""
 
     hidden_size: int
     num_layers: int

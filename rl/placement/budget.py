@@ -1,9 +1,8 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
-estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The message
-shows the summands. The check ignores memory that other programs use, because these programs may
-end soon. The printed plan warns if the whole estimate exceeds the memory.
+estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. It ignores
+memory that other programs use, because these programs may end soon.
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,7 +103,6 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
 
 
 def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
-    """Return the estimated bytes that all processes of the run use on a host."""
     local = sum(process.need.on_host for process in processes if process.place.host == host)
     return local + OTHER_PROCESSES * (host == 0)
 
@@ -144,7 +142,6 @@ def format_sum(name: str, need: Bytes) -> str:
 
 
 def format_terms(need: Bytes) -> list[str]:
-    """Return purpose and GiB, as text, of each amount of at least 0.05 GiB, the largest first."""
     largest_first = sorted(need.items(), key=lambda item: -item[1])
     return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]
 

@@ -9,8 +9,7 @@
     push           the copy of the weights that rank 0 sends to vLLM; in vLLM, copies of one layer
     key-values     vLLM's cache of keys and values
 
-Measured factors (docs/scaling.md) account for DeepSpeed's copies, and for memory that the allocator
-on a CPU keeps between passes.
+Measured factors (docs/scaling.md) account for DeepSpeed's and the CPU allocator's own memory.
 """
 
 from collections.abc import Mapping
@@ -61,9 +60,9 @@ _BUCKET = 5e8  # number of elements in DeepSpeed's largest buffer
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The estimated memory of one process, by purpose: on each of its GPUs, and on the host."""
+    """The estimated memory of one process."""
 
-    device: Bytes
+    device: Bytes  # on each of its GPUs
     host: Bytes
 
     @property
@@ -132,7 +131,6 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
 
 
 def utilization(args: Mapping[str, Any] | None) -> float:
-    """Return the fraction of a GPU's memory that vLLM may use."""
     return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
 
 
@@ -164,7 +162,6 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
 
 
 def _max_tokens(run: Run, ranks: int) -> int:
-    """Return the number of tokens, padding included, of the largest possible micro-batch."""
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
@@ -193,7 +190,6 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of a chunk's logits and gradient, and of the head's copy and gradient."""
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
@@ -201,7 +197,7 @@ def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
 
 
 def _num_references(run: Run) -> int:
-    """Return the number of reference models per rank, each assumed as large as the policy."""
+    """Return the number of reference models per rank, each counted as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0
@@ -212,7 +208,6 @@ def _num_references(run: Run) -> int:
 
 
 def _push_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of rank 0's copies during a push. Merging an adapter needs a second copy."""
     if not run.sampler.uses_vllm:
         return 0.0
     trained = trained_parameters(run, shape)
@@ -224,7 +219,6 @@ def _push_bytes(run: Run, shape: Shape) -> float:
 
 
 def _offloaded_bytes(run: Run, compute: Bytes) -> Bytes:
-    """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (
         ("offload_optimizer", ("optimizer", "gradients", "step")),

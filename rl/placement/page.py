@@ -10,10 +10,7 @@ from rl.runtime.devices import Host
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return the table, and notes below it, as text.
-
-    `processes` is None if the model's sizes are unknown. Then the table shows no memory.
-    """
+    """Return the table with notes. `processes` is None if the model's sizes are unknown."""
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
         entries = [("vLLM", place, None) for place in plan.inference]

@@ -33,7 +33,6 @@ class Place:
     local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that give a process its GPUs, threads and local rank."""
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
@@ -56,7 +55,6 @@ class Plan:
         return any(place.devices for place in (*self.inference, *self.ranks))
 
     def is_shared(self, place: Place) -> bool:
-        """Return whether a GPU of this place is used by vLLM and by a trainer rank."""
         others = self.ranks if place in self.inference else self.inference
         return any(
             other.host == place.host and set(other.devices) & set(place.devices) for other in others
@@ -82,7 +80,7 @@ def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return a plan without GPUs. Replicas use the last hosts first, and ranks the first hosts."""
+    # Replicas use the last hosts first, and ranks the first hosts.
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1

@@ -7,8 +7,7 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low. On a
-# GPU vLLM's own defaults are suitable.
+# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. The split may also differ between equal requests, and so may the rounding.
@@ -16,7 +15,6 @@ _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
-    """Return the run with the plan's numbers of processes and the vLLM flags for its devices."""
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
@@ -26,7 +24,7 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with vLLM flags for the devices. Keep the flags of the user."""
+    """Return the inference config with vLLM flags for the devices, and with the user's flags."""
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)

@@ -33,7 +33,7 @@ from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.folder import check_teacher, check_trainable, fingerprint
 from rl.model.pretrained import check_files
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.child import Reaper
 from rl.runtime.code_copies import changed_code, copy_code
 from rl.runtime.commit import commit_of
@@ -250,7 +250,7 @@ class _Launch:
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
-        sizes = shape_of(model)
+        sizes = read_sizes(model)
         resolved, page = resolved.for_model(sizes)
         run, plan = resolved.run, resolved.plan
         if sizes and not run.adapter.freezes_base:

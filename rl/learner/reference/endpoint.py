@@ -69,11 +69,7 @@ class _RemoteTeacher(Reference):
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server's tokenizer or length limit does not fit the policy's rows.
-
-        Compare the tokens of one text. Check nothing if the server does not answer or has no
-        /tokenize route.
-        """
+        """Raise RunFailed if the server's tokenizer or length limit does not fit the policy."""
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
         try:

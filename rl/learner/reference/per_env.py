@@ -17,16 +17,12 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 
 
 class ReferenceChoice(Protocol):
-    """The options of a choice in conf/reference, which can start a reference."""
-
     def start(self, setting: ReferenceSetting) -> Reference: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerEnvironment:
-    """The options of conf/reference/per_env.yaml: teachers by the name of their environment."""
-
-    teachers: Mapping[str, ReferenceChoice]
+    teachers: Mapping[str, ReferenceChoice]  # by the name of their environment
 
     def start(self, setting: ReferenceSetting) -> Reference:
         return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
@@ -38,9 +34,8 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Call every teacher for every micro-batch, if necessary with a row without scored tokens.
-        # Under ZeRO-3 `score` can be a collective, so no rank may leave out a call, even if it has
-        # no row of a teacher's environment.
+        # Call every teacher for every micro-batch, if necessary with a row without scored tokens,
+        # because `score` may be a collective under ZeRO-3.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()

@@ -39,8 +39,6 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """The settings of the run from which every reference is built."""
-
     policy: Policy
     model: Path  # folder of the policy's initial model
     dtype: torch.dtype
@@ -66,8 +64,6 @@ class ReferenceSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class NoReference:
-    """The options of conf/reference/none.yaml: the run has no reference."""
-
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)

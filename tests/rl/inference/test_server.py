@@ -21,7 +21,7 @@ from rl.inference.server import (
     run_vllm,
     vllm_process,
 )
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -179,7 +179,7 @@ def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, m
 def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
     size = {"cpu_kv_cache_gib": None}
     assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    sizes = shape_of(tiny_model(tmp_path))
+    sizes = read_sizes(tiny_model(tmp_path))
     rows_of_a_gib = (1 << 30) // sizes.row_bytes(1, "float32")
     longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
     assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"
