@@ -139,12 +139,9 @@ def _reserve(
 
 
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
-
-    Send only the hash of the run folder's key to the node, because Ray does not encrypt.
-    """
+    """Raise RunFailed if a node lacks the run folder, the interpreter or the working folder."""
     key = run_folder.private.key.absolute()
-    digest = sha256(key.read_bytes()).hexdigest()
+    digest = sha256(key.read_bytes()).hexdigest()  # not the key, because Ray does not encrypt
     for host in hosts:
         if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
             raise RunFailed(f"the host {host.address} {problem}")

@@ -29,10 +29,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, key_file: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or "".
-
-        `key_file` is in the run folder, and `digest` is its hash on the supervisor's host.
-        """
+        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not key_file.exists() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -12,10 +12,7 @@ from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names, or None if `init_from` is not set.
-
-    Raise ValueError if the checkpoint does not exist or contains only an adapter.
-    """
+    """Return the checkpoint that `init_from` names, if any. Raise ValueError if it is unusable."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")

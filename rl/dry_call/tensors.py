@@ -125,10 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss, which gets its statistics of `tokens` as an argument if it has statistics().
-
-    Raise BadResult unless the statistics are sums over tokens, which are zero without tokens.
-    """
+    """Return the loss with its statistics of `tokens`, if any, which must be sums over tokens."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing

@@ -18,10 +18,7 @@ from rl.runtime.files import json_line
 
 
 def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples of a split, or all examples if there are fewer.
-
-    A larger number adds examples to those of a smaller number.
-    """
+    """Return `num_examples` examples of a split, or all examples if there are fewer."""
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")

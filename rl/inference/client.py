@@ -82,12 +82,9 @@ class VLLMClient:
         body: dict[str, Any],
         read: Callable[[bytes], T],
         group: RequestGroup,
-        n: int = 0,
+        n: int = 0,  # number of requested completions
     ) -> T:
-        """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
-
-        `n`: number of completions in the request, which the router counts as load of the replica.
-        """
+        """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures."""
         attempt, body = 0, {"model": self._model, **body}
         while True:
             route = await group.wait_for_route()

@@ -69,10 +69,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot be used for a model folder, or None if it can be used.
-
-    The server's weights are not compared, because the first push replaces them.
-    """
+    """Return why a running server cannot be used for a model folder, or None if it can be used."""
     try:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)

@@ -29,10 +29,8 @@ class Replica:
 def refuses_connections(replica: Replica) -> bool:
     try:
         replica.address.connect(timeout=2.0).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError | FileNotFoundError)
     return False
 
 

@@ -11,10 +11,7 @@ _PIECE_BYTES = 3 << 18  # a multiple of 3, so that the base64 texts of the piece
 
 
 class JSONBody:
-    """The JSON of `content`. Each bytes value is encoded as base64 text while the body is sent.
-
-    Iteration yields the pieces of the body; `num_bytes` is their total length.
-    """
+    """The JSON of `content`. Iteration encodes bytes values as base64 text and yields pieces."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._binary: list[Any] = []  # objects with the buffer protocol, in the order of the JSON

@@ -134,10 +134,7 @@ class Router:
         self.serving.set()  # requests that wait for a restart fail
 
     def is_gone(self, replica: Replica, *, unanswered: bool) -> bool:
-        """Return whether a replica has ended or was restarted. May block for seconds.
-
-        `unanswered`: whether its last request got no answer.
-        """
+        """Return whether a replica has ended or was restarted. May block for seconds."""
         if self.restarted and self.restarted(replica):
             return True
         return unanswered and refuses_connections(replica)

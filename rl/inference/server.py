@@ -146,12 +146,9 @@ def vllm_process(
     run_folder: RunFolder,
     replica: Replica,
     policy: ServedPolicy,
-    place: Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,  # variables that set GPUs and threads
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of a vLLM that serves a run's model.
-
-    `place`: environment variables that set vLLM's GPUs and threads. None for the whole machine.
-    """
+    """Return the command line and the environment variables of a vLLM that serves a run's model."""
     model = run_folder.initial_model()
     if server.cpu_kv_cache_gib is None and (sizes := read_sizes(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)

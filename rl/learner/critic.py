@@ -137,10 +137,7 @@ class Critic:
     def credit(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches with advantages and value targets, and metrics.
-
-        The KL penalties [N] of each micro-batch, if any, are subtracted from the rewards of tokens.
-        """
+        """Return the micro-batches with advantages and value targets, and metrics. Collective."""
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each

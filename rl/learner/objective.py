@@ -53,10 +53,7 @@ class Batch(Tokens):
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
-        """Return a micro-batch on `device`, with its completion tokens flattened row by row.
-
-        `step` equals the version of the policy in training.
-        """
+        """Return a micro-batch on `device`, with its completion tokens flattened row by row."""
         # Flatten on the CPU, because a GPU would synchronise at every boolean index.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
@@ -69,7 +66,7 @@ class Batch(Tokens):
             "logprobs": unknown,
             "entropies": unknown,
             "sequence_ids": rows,
-            # A token that no policy sampled has version -1, so its staleness is step + 1.
+            # `step` is the version of pi. A token that no policy sampled has version -1.
             "staleness": step - _to_tensor(micro.token_versions)[mask],
             "rollout_ids": _to_tensor(micro.rollout_ids)[rows],
             "group_ids": _to_tensor(micro.group_ids)[rows],

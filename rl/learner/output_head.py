@@ -120,7 +120,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Return only token ids below `vocabulary`, because a teacher may have more than the policy.
+    Return only token ids below `vocabulary`, because a teacher may have more tokens.
     """
     weight = head.weight.to(dtype)
     best = [

@@ -92,8 +92,7 @@ class Policy:
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        An update with a non-finite gradient changes no weight. `train/skipped` is the fraction of
-        such updates.
+        `train/skipped` is the fraction of updates that a non-finite gradient makes DeepSpeed skip.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -244,10 +243,7 @@ class Policy:
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
-        """Write the model in Hugging Face form, with the tokenizer files of `source`. Collective.
-
-        `source` is the folder of the initial model.
-        """
+        """Write the model in Hugging Face form, with the tokenizer of `source`. Collective."""
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
         weights = self.adapter_weights() if only_adapter else self.weights()

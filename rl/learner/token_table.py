@@ -28,10 +28,7 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return each column as a float64 table [R, L] on the CPU, 0 at padding. Collective.
-
-        A column has one tensor [N] for each micro-batch of this rank.
-        """
+        """Return each column, a tensor [N] per micro-batch, as a table [R, L]. Collective."""
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
             for batch, values in zip(self._batches, column, strict=True):

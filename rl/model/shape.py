@@ -82,10 +82,7 @@ def read_sizes(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json, or None if a size is missing or a list.
-
-    If the number of `parameters` is None, estimate it from the other sizes.
-    """
+    """Return the sizes in a config.json, or None if a size is missing or a list."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
@@ -110,7 +107,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         query=query,
         key=key,
         layers=layers,
-        parameters=parameters or ends + layers * matrices,
+        parameters=parameters or ends + layers * matrices,  # counted, or else estimated
         expert=expert,
         experts=num_experts,
     )
