@@ -38,7 +38,7 @@ def needs_reference(config: Config) -> bool:
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
     is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
-    # The loss reads a teacher, because reference_rules.py refuses any other.
+    # Assume that the loss reads the teacher, because reference_rules.py refuses an unread one.
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
 
 

@@ -1,6 +1,6 @@
 """Check whether a run may start in its folder, which holds one run, or resume there.
 
-A resume is refused if an option was changed that changes what the run learns.
+A resume is refused if a changed option affects what the run learns.
 """
 
 from collections.abc import Iterator, Mapping

@@ -117,7 +117,7 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables. `key_file`: key that TCP routes require."""
+        """Return vLLM's environment variables. `key_file`: file with the key for TCP."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
