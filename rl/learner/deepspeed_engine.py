@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.runtime.folder import naming_damage
+from rl.runtime.folder import UnusableFile, naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
@@ -36,9 +36,9 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
                 # PyTorch's message advises to allow the class, which is unsafe in unknown files.
-                raise ValueError(
-                    "it is not loaded, because it may contain code if another person or an older "
-                    "DeepSpeed wrote it: start a new run"
+                raise UnusableFile(
+                    f"{path} is not loaded, because it is damaged or contains code of another "
+                    "person or of an older DeepSpeed: delete its checkpoint"
                 ) from error
 
 
