@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
-_DTYPES = {
+DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -58,15 +58,7 @@ class MemoryFile:
         The caller must wait until no reader uses the previous weights any more.
         """
         # safetensors format: the header's length in 8 bytes, the header, the tensors without gaps.
-        header, end = {}, 0
-        for name in sorted(weights):
-            tensor = weights[name]
-            begin, end = end, end + tensor.numel() * tensor.element_size()
-            header[name] = {
-                "dtype": _DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [begin, end],
-            }
+        header, end = layout(weights)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
@@ -122,6 +114,21 @@ class MemoryFile:
             self._registered = 0
         if self._memory is not None:
             self._memory.close()
+
+
+def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
+    """Return safetensors' header and the size of all tensors, which begin at multiples."""
+    header, end = {}, 0
+    for name in sorted(weights):
+        tensor = weights[name]
+        begin = -(-end // alignment) * alignment
+        end = begin + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    return header, end
 
 
 def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
