@@ -67,7 +67,7 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
         known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
-        several = max(len(plan.ranks), group) > 1
+        several = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
         problem = device_problem(machines[0], needs_vllm=run.starts_vllm, several=several)
         if known is None and problem:
             raise ConfigError([problem])
