@@ -1,4 +1,4 @@
-"""Compare runs, with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
+"""Compare runs with confidence intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
 
 `python report.py --help` lists the keys; docs/report.md explains each number.
 """

@@ -20,7 +20,7 @@ class BuildWithFiles(build_py):
         if self.editable_mode:
             return
         files = Path(self.build_lib) / "offbyone" / "files"
-        rmtree(files, ignore_errors=True)  # an earlier build may have left deleted files there
+        rmtree(files, ignore_errors=True)  # removes the files of an earlier build
         for name in FOLDERS:
             caches = ignore_patterns("__pycache__", ".*", "outputs")
             copytree(name, files / name, ignore=caches, dirs_exist_ok=True)

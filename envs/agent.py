@@ -2,7 +2,7 @@
 
     command: [python, agent.py, "{prompt}"]      one process per episode, in a folder of its own
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
-    rewards                                      functions that read its files and its output
+    rewards                                      functions that read the agent's files and output
 
 Each episode has its own key, so one agent cannot use the endpoint of another. At the end of an
 episode, `Agent` kills all processes whose environment variables contain the key. The agent is not
@@ -30,7 +30,7 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum size of the agent's output, and of a file that a reward reads
-_KILL_ROUNDS = 250  # 5 s of 0.02 s each, because the kernel may need time to end a process
+_KILL_ROUNDS = 250  # rounds of 0.02 s, because the kernel may need 5 s to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
 
 
@@ -43,7 +43,7 @@ class Agent(Composed):
 
     holds_conversation = True
 
-    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the agent has the rest
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] other options have no effect
         self,
         *,
         command: Sequence[str],
@@ -54,9 +54,9 @@ class Agent(Composed):
         super().configure(system_prompt=system_prompt)
         check_at_least(1, max_requests=max_requests)
         if self.tools:
-            raise ValueError("tools: the agent has its own tools: remove them")
+            raise ValueError("tools: remove them, because the agent has its own tools")
         if not any(_PROMPT in argument for argument in command):
-            raise ValueError(f"command={list(command)} has no {_PROMPT}: add it, for the task")
+            raise ValueError(f"command={list(command)} has no {_PROMPT}: add it for the task")
         # Make paths absolute, because each episode has its own working folder.
         self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
@@ -120,7 +120,7 @@ class Agent(Composed):
 async def _kill_all(key: str) -> None:
     """Kill the processes whose environment variables contain `key`, until none is left.
 
-    They have no process group of their own, so they also end when the rollouts process ends.
+    They share the process group of the rollouts process, so the supervisor ends all together.
     """
     for _ in range(_KILL_ROUNDS):
         alive = False

@@ -21,7 +21,7 @@ from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
-Names = list[list[str]]  # [turns][new names]
+Names = list[list[str]]  # the new names of each turn
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,7 +49,7 @@ class AlphabetSort(Environment):
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         most = self._num_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # too many draws would repeat a name
+        if capacity < 4 * most:  # `_draw` would draw too many names twice
             raise ValueError(
                 f"the {capacity} names of {min_length} to {max_length} letters are too few for "
                 f"{most} different names per episode: raise max_length or lower num_names"

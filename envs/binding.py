@@ -9,9 +9,9 @@
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. Each episode has its own `per_episode` objects. A function is called again (with
-the `episode` if it has this parameter), and an instance of a class is copied. At the end of the
-episode, `Objects.close` calls the method `close` of these objects.
+returns the object. Each episode has its own `per_episode` objects. `Objects.get` calls a function
+again (with the `episode` if it has this parameter), and copies an instance of a class. At the end
+of the episode, `Objects.close` calls the method `close` of these objects.
 """
 
 import inspect
@@ -93,14 +93,14 @@ class Binder:
                 )
             if name not in names:
                 raise ValueError(
-                    f"bindings.{target}={name}, but this object does not exist: choose from those "
-                    f"in shared and per_episode, {', '.join(names) or 'none'}"
+                    f"bindings.{target}={name}, but this object does not exist: choose from the "
+                    f"objects {', '.join(names) or '(none)'} of shared and per_episode"
                 )
         taken = {v for pair in functions for v in self._objects_of(*pair).values()}
         if useless := set(names) - taken | set(names) & {EPISODE}:
             raise ValueError(
-                f"no tool and no reward uses {sorted(useless)} of shared or per_episode: give one "
-                "a positional parameter of that name, name one in bindings, or delete the entry"
+                f"no tool and no reward uses {sorted(useless)} of shared or per_episode: add a "
+                "parameter of that name to a tool or reward, set a binding, or delete the entry"
             )
 
     def tool(self, function: Function) -> Function:

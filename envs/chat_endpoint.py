@@ -36,7 +36,7 @@ class Answer(msgspec.Struct):
 class ChatEndpoint:
     """The address of a chat server, its model and the environment variable with the API key."""
 
-    option: ClassVar[str]  # name of the option that sets `url`, such as client.url, for messages
+    option: ClassVar[str]  # option that sets `url`, such as client.url; error messages name it
     raises: ClassVar[type[Exception]]  # class of the exceptions that the methods raise
 
     url: str

@@ -61,7 +61,7 @@ class Composed(Environment):
         describe_tools: bool,
         max_concurrent: int | None,
     ) -> None:
-        functions, self.reward_weights = _rewards(rewards, reward_weights)
+        functions, self.reward_weights = _functions_and_weights(rewards, reward_weights)
         env = Toolset(tools=tools, shared=shared, per_episode=per_episode, bindings=bindings)
         sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
         tools = [tool for toolset in sets.values() for tool in toolset.tools]
@@ -82,11 +82,11 @@ class Composed(Environment):
             )
 
     def check_machine(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return the data set's examples. Create the shared objects, so that no episode waits."""
+        """Return the data set's examples. Create shared objects now, so that no episode waits."""
         _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 
@@ -97,7 +97,7 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with their answers, without end. Raise ValueError for tools."""
+        """Yield training prompts with their answers. Raise ValueError for tools or no answers."""
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -111,7 +111,7 @@ class Composed(Environment):
             yield [*example.messages, assistant(str(first))]
 
 
-def _rewards(
+def _functions_and_weights(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
     """Return functions and weights by name. An entry of `given` without a weight uses `weights`."""
@@ -153,7 +153,7 @@ def _check_names(sets: Mapping[str, Toolset]) -> None:
                 if (kind, name) in origins:
                     raise ValueError(
                         f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
-                        "of the two, and set in bindings which parameter gets it"
+                        "of the two (bindings assign objects to parameters) or remove one"
                     )
                 origins[kind, name] = origin
 

@@ -3,9 +3,9 @@
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text or a list of messages. If there is no eval split, rows are held out from training.
-A prompt's hash decides its split, so the order of the rows does not matter, and a repeated prompt
-is in one split only. Any class with a method `examples` can be the `dataset` of envs/composed.py.
+A prompt is text or a list of messages. If a data set has no eval split, the class holds out the
+rows of `num_eval` prompts. Hashes choose these prompts, so the order of the rows does not matter,
+and a repeated prompt is in one split only. envs/composed.py accepts any class with `examples`.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class Dataset:
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
-            raise ValueError(f"{self.path} has no rows")
+            raise ValueError(f"{self.path} has no rows: add rows or choose another path")
         for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
             for column in filter(None, (self.prompt, self.answer)):
                 if column not in row:
@@ -119,7 +119,7 @@ class _Examples(LazyExamples):
 class JsonLines(Dataset):
     """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # must exist when a run starts
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # options that name files
 
     eval_path: str | None
 

@@ -56,7 +56,7 @@ class Episode:
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     reward: float | None = None  # set before `teacher_messages`; None if the episode has no score
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
-    role: str = ""  # the role, if several play; their episodes share `memory`
+    role: str = ""  # this episode's role, if there are several; all share `memory`
 
     @property
     def text(self) -> str:
@@ -84,6 +84,6 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum adds 1/3 three times to exactly 1. It may raise for infinities, so return NaN.
+        # math.fsum adds 0.1 ten times to exactly 1. It may raise for infinities, so use NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

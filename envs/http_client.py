@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # its own generator, so that retries do not change the run's numbers
+_RANDOM = random.Random()  # a separate RNG, so that retries do not change the run's numbers
 
 
 class HttpError(Exception):
@@ -108,7 +108,7 @@ class HttpClient:
 
     async def _read_text(self, answer: httpx.Response) -> str:
         status = answer.status_code
-        if "Content-Encoding" in answer.headers:  # could expand to gigabytes
+        if "Content-Encoding" in answer.headers:  # a compressed answer could expand to gigabytes
             raise HttpError(
                 "compresses its answers, but the request forbids it: disable compression", status
             )
@@ -136,7 +136,7 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return Retry-After, else a random wait, so that failed requests are not sent together."""
+        """Return `retry_after`. If it is NaN, return a random wait, which spreads the retries."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)

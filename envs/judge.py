@@ -6,8 +6,8 @@
         url: http://localhost:8000/v1
         ...                                  conf/env/wiki-search-judged.yaml has all options
 
-If the judge does not answer, or its answer has no score, JudgeError is raised. The rollout then has
-no reward (stop reason env_error). A reward of 0 would be wrong.
+If the judge does not answer, or its answer has no score, `Judge` raises JudgeError. The rollout
+then has no reward (stop reason env_error) instead of a wrong reward of 0.
 """
 
 import os
@@ -53,8 +53,8 @@ class Judge(ChatEndpoint):
         names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
         if "said" not in names or names - set(FIELDS):
             raise ValueError(
-                f"the judge's prompt has the fields {sorted(names)}: write {{said}} and, if you "
-                "like, {question} and {answer} in it, and all other braces twice"
+                f"the judge's prompt has the fields {sorted(names)}: write {{said}} and perhaps "
+                "{question} and {answer} in it (said: the policy's text), all other braces twice"
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(
@@ -91,7 +91,7 @@ class Judge(ChatEndpoint):
 
     def _parse_score(self, text: str) -> float:
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
-        # Search from the end, because a judge gives its reasons before its score.
+        # Search the last line first, because a judge gives its reasons before its score.
         lines = reversed(text.rpartition("</think>")[2].splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"

@@ -50,7 +50,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
 def require_reachable(path: str) -> None:
     """Raise ValueError if a data set must come from the hub, and the hub does not answer.
 
-    The library `datasets` would retry for half a minute.
+    Without this check, the library `datasets` would retry for half a minute.
     """
     if Path(path).expanduser().exists() or (problem := hub_problem()) is None:
         return
@@ -58,7 +58,7 @@ def require_reachable(path: str) -> None:
 
     try:
         CachedDatasetModuleFactory(path).get_module()
-    except (FileNotFoundError, AssertionError) as error:  # AssertionError: more than one slash
+    except (FileNotFoundError, AssertionError) as error:  # AssertionError: path with two slashes
         raise ValueError(
             f"the data set {path} is neither a local folder nor in the cache, and cannot be "
             f"fetched ({problem}): use local files (docs/environments.md), run once with a "
@@ -87,7 +87,7 @@ def hub_problem() -> str | None:
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number (from 1) and the JSON object of each non-empty line of a file."""
     if not path.is_file():
-        problem = "is a folder: name a file in it" if path.is_dir() else "no such file"
+        problem = "is a folder: name a file in it" if path.is_dir() else "no such file: correct it"
         raise ValueError(f"{path}: {problem}")
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

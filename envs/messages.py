@@ -14,7 +14,7 @@ mapping, or JSON text from a remote endpoint. If a call cannot be parsed, it als
 (a sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # our limit for nested JSON; Python's json module fails near its stack limit
+_MAX_DEPTH = 64  # our limit for nested JSON, far below Python's recursion limit
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -66,7 +66,7 @@ def parse_json(text: str) -> Any:
 def clean_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
     """Return a copy of a JSON value without lone surrogates, which files and tokenizers refuse.
 
-    Raise ValueError if the value is nested too deeply, has a too large number, or is not JSON.
+    Raise ValueError if the value is nested too deeply, contains a too large number, or is not JSON.
     """
     if isinstance(value, str):
         return replace_surrogates(value)

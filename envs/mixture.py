@@ -42,7 +42,7 @@ class Mixture(Environment):
         self._envs, self._weights = dict(envs), dict(weights)
         self.max_turns = max(env.max_turns for env in envs.values())
 
-    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] each environment has the rest
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] other options belong to envs
         self,
         *,
         system_prompt: str | None = None,

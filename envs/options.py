@@ -4,8 +4,8 @@
     system_prompt: outputs/best/system_prompt.txt        a .txt or .md file that contains the text
     system_prompt: ""                                    no system message
 
-Environments of one run may have different limits of a turn (max_tokens, stop, rollout_timeout), but
-not different temperatures, because the trainer divides all logits by one temperature.
+Environments of one run may have different limits (max_tokens, stop, rollout_timeout), but not
+different temperatures, because the trainer divides all logits by one temperature.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ def read_system_prompt(given: str) -> str:
 
 
 def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Message]:
-    """Return the messages with the system message `text`. None keeps the messages unchanged."""
+    """Return the messages with the system message `text` (empty: without one; None: unchanged)."""
     if text is None:
         return list(messages)
     rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
@@ -59,7 +59,7 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
     """Return the texts that end a turn as a tuple. Raise ValueError if they are invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
-        raise ValueError(f"{key}={stop} is not a list: write {key}=['</answer>']")
+        raise ValueError(f"{key}={stop} is not a list of texts: write {key}=['</answer>']")
     if "" in stop:
         raise ValueError(f"{key} contains an empty text, which would end every turn: remove it")
     if len(stop) > _MAX_STOPS:

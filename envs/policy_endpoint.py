@@ -35,7 +35,7 @@ class PolicyEndpoint:
         """Start the server and yield its base URL."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # With handler_cancellation, vLLM ends its work if the client disconnects after a timeout.
+        # If a client disconnects, handler_cancellation ends `_answer`, and so the work of vLLM.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -55,7 +55,7 @@ class PolicyEndpoint:
             messages = [m | {"content": text_of(m.get("content"))} for m in body["messages"]]
             tools = [tool["function"] for tool in body.get("tools") or []]
             if body.get("n") not in (None, 1):
-                raise ValueError(f"n={body['n']}: the policy returns one answer for each request")
+                raise ValueError(f"n={body['n']}: the policy returns one answer: remove n")
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _error_response(400, "invalid_request", f"{type(error).__name__}: {error}")
         try:

@@ -56,7 +56,7 @@ class Speak(Protocol):
         ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
-        """Return the policy's logprob of each token of `text` in its turn after these messages.
+        """Return the policy's logprob of each token of `text`, as its turn after `messages`.
 
         `after`: the text of the same turn before `text`, such as reasoning. vLLM computes the
         logprobs with its current version at temperature 1. The tokens are not trained.
@@ -87,8 +87,8 @@ class Environment:
         max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
-        holds_conversation: True if `play` controls the whole conversation. The player then calls
-            `play` instead of `reply`, and ignores `max_turns`.
+        holds_conversation: True if `play` controls the whole conversation. rl/sampling/player.py
+            then calls `play` instead of `reply`, and ignores `max_turns`.
     """
 
     name: str = "environment"
@@ -139,9 +139,8 @@ class Environment:
     def check_machine(self) -> None:
         """Raise ValueError if this machine cannot run the environment, or its data cannot be read.
 
-        The default checks nothing.
-        A run calls this method once, before it starts any process. The check may take a second and
-        must end every process that it starts.
+        The default checks nothing. A run calls this method once, before it starts any process. The
+        check may take a second and must end every process that it starts.
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -153,11 +152,11 @@ class Environment:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return what the environment remembers, as JSON values, for a checkpoint. Optional."""
+        """Return the environment's state as JSON values, for a checkpoint. Optional."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`, before a resumed run plays its first episode."""
+        """Restore the result of `state`. A resumed run calls this before its first episode."""
         if state:
             raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
@@ -178,7 +177,7 @@ class Environment:
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
         episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
-        each role has its own episode, rollout and `score`, and is compared with this role alone.
+        each role has its own episode, rollout and `score`. Advantages compare only equal roles.
         """
         raise NotImplementedError
 
@@ -228,13 +227,13 @@ class Environment:
         A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
         policy reads this prompt itself if its strategy shows the hint (rl/sampling/strategy.py).
 
-        `messages` are the example's messages, or the whole conversation where a chat template
-        changed earlier turns. The default appends the example's hint to the last of the example's
-        messages. Raise ValueError if the example has no hint.
+        `messages` are the example's messages. If a chat template changed earlier turns, `messages`
+        are the whole conversation. The default appends the example's hint to the last message of
+        the example. Raise ValueError if the example has no hint.
 
         After the group was played, `episode` is the finished episode, and `group` has all episodes
-        of the example that did not fail, with their `reward`. Before the run, a call without an
-        episode asks whether the example has a hint.
+        of the example that did not fail, with their `reward`. Before that, a call without an
+        episode asks for the hint of the example alone.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():

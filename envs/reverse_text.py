@@ -20,7 +20,7 @@ from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # longest word that random.sample can draw: len(range(26**14)) overflows
+_MAX_NUMBERED = 13  # rng.sample fails for longer words, because len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,7 +83,7 @@ class ReverseText(Environment):
         return [word for word in drawn if word not in held_out][: self.num_train]
 
     def _draw(self, rng: Random, count: int) -> list[str]:
-        """Return `count` distinct words. Long words replace short words that do not exist."""
+        """Return `count` distinct words. If there are too few short words, draw more long words."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
             share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length
@@ -94,7 +94,7 @@ class ReverseText(Environment):
                 words += sorted(drawn)
                 continue
             numbers = rng.sample(range(BASE**length), min(share, BASE**length))
-            words += [_word(number, length) for number in numbers]
+            words += [_word_of_number(number, length) for number in numbers]
         rng.shuffle(words)
         return words
 
@@ -106,10 +106,10 @@ def _prompt(word: str) -> Message:
 def _random_word(rng: Random, length: int) -> str:
     if length > _MAX_NUMBERED:
         return "".join(rng.choices(ascii_lowercase, k=length))
-    return _word(rng.randrange(BASE**length), length)
+    return _word_of_number(rng.randrange(BASE**length), length)
 
 
-def _word(number: int, length: int) -> str:
+def _word_of_number(number: int, length: int) -> str:
     """Return the word of `length` letters that is `number` in base 26 (a = 0)."""
     letters = []
     for _ in range(length):

@@ -6,7 +6,7 @@
 
 An answer is text or a number, or a list of accepted answers. The compared text is the policy's last
 turn without its reasoning. The text is empty if the reasoning has no end. Rewards are coroutine
-functions, because they are fast and so need no thread (envs/threads.py).
+functions, which run without a thread (envs/threads.py), because they are fast.
 """
 
 import re

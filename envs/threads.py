@@ -1,9 +1,9 @@
 """Calls environment code without blocking the event loop.
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
-hangs, the caller's timeout ends the wait, and the thread is abandoned: it delays neither other
-calls nor the exit of the process. Run untrusted code, or code that can hang forever, in a separate
-process instead (envs/sandbox/sandbox.py).
+hangs, the caller's timeout ends the wait, and the thread is abandoned. An abandoned thread does not
+delay the exit of the process, but counts towards MAX_THREADS. Run untrusted code, or code that can
+hang forever, in a separate process instead (envs/sandbox/sandbox.py).
 """
 
 import asyncio
@@ -82,7 +82,7 @@ async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) 
             value = work()
         except StopIteration as stop:  # a future cannot raise StopIteration
             error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as raised:  # noqa: BLE001 (the caller gets it)
+        except BaseException as raised:  # noqa: BLE001 (the caller gets the error)
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(finish, value, error)

@@ -105,7 +105,7 @@ class Tool:
         try:
             schema = msgspec.json.schema(self._arguments)
         except TypeError as error:
-            raise ValueError(f"the tool {self.name}: {error}") from error
+            raise ValueError(f"the tool {self.name}: {error}: use types that JSON has") from error
         definitions: dict[str, Any] = schema["$defs"]
         own = definitions.pop(self.name)
         del own["title"]

@@ -19,7 +19,7 @@ _REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 @dataclass(kw_only=True, eq=False)
 class Trials(ReverseText):
-    """Write words backwards. sweeps/report_card.yaml explains the four options."""
+    """The environment trials. sweeps/report_card.yaml explains its four options."""
 
     name = "trials"
 
@@ -38,27 +38,27 @@ class Trials(ReverseText):
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
         if split == "train":
-            words = [self._made_uneven(index, word) for index, word in enumerate(words)]
+            words = [self._uneven_word(index, word) for index, word in enumerate(words)]
         examples = []
         for index in range(len(words)):
             of_episode = [words[(index + turn) % len(words)] for turn in range(self.turns)]
             is_copy = split == "eval" and self.copy_tasks > 0 and index % 2 == 1
             info = {"words": of_episode, "is_copy": is_copy}
-            examples.append(Example(index, self.name, [_asked(of_episode[0], is_copy)], info))
+            examples.append(Example(index, self.name, [_question(of_episode[0], is_copy)], info))
         return examples
 
-    def _made_uneven(self, index: int, word: str) -> str:
-        """Return one letter or a long word for the share `uneven` of the indices."""
+    def _uneven_word(self, index: int, word: str) -> str:
+        """Return `word`, or for a share `uneven` of the indices one letter or `word` four times."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:  # noqa: ARG002
         words = episode.example.info["words"]
-        return [_asked(words[episode.turns])] if episode.turns < self.turns else None
+        return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards; `kept` is the result of an example that asks for a copy."""
+        """Return the rewards. An example that asks for a copy also has the reward `kept`."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))
@@ -76,7 +76,7 @@ class Trials(ReverseText):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of `turns` words, which may be copied (`copied`, `copy_tasks`)."""
+        """Yield conversations of `turns` words. The options `copied`, `copy_tasks` add copies."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []
@@ -84,10 +84,10 @@ class Trials(ReverseText):
             for _ in range(self.turns):
                 answer = next(single)[1]["content"]
                 copies = is_copy or rng.random() < self.copied
-                question = _asked(answer[::-1], is_copy)
+                question = _question(answer[::-1], is_copy)
                 conversation += [question, assistant(answer[::-1] if copies else answer)]
             yield conversation
 
 
-def _asked(word: str, is_copy: bool = False) -> Message:
+def _question(word: str, is_copy: bool = False) -> Message:
     return user(f"{'copy' if is_copy else 'reverse'}: {word}")

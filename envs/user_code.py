@@ -1,4 +1,4 @@
-"""Tells user code from libraries, and finds its line that raised an exception."""
+"""Distinguishes user code from libraries, and finds the line of user code that raised an error."""
 
 import sys
 import sysconfig
@@ -24,7 +24,7 @@ def is_library(file: str) -> bool:
             return True
         if folder == ROOT:
             return False
-    # `pip install --target` puts a .dist-info folder beside the package.
+    # A .dist-info folder beside the package means that `pip install --target` installed it.
     top = path.parent
     while (top / "__init__.py").exists():
         top = top.parent

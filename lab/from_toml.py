@@ -1,8 +1,8 @@
 """offbyone from-toml file.toml: print the command for a TOML file of verifiers or prime-rl.
 
 The tables of docs/from-verifiers.md map each TOML key to clauses, separated by semicolons. A clause
-that begins with overrides, such as "`model=hf` and `model.path`", is translated. A clause "linear:
-`...`" applies only to that value. If no clause of a key is translated, all are printed.
+that begins with overrides, such as "`model=hf` and `model.path`", becomes these overrides. A clause
+"linear: `...`" applies only if the key has the value linear. If none applies, all become a note.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any
 from rl.config.shipped import CONF, SHIPPED
 from rl.runtime.start_record import quote_for_hydra
 
-# Section of the page, about one kind of TOML file -> the command, without overrides.
+# Section of docs/from-verifiers.md (one kind of TOML file) -> the command without overrides.
 _COMMANDS = {
     "prime-rl": ["offbyone", "train"],
     "hosted": ["offbyone", "train"],
@@ -60,22 +60,22 @@ def translate(text: str) -> str:
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
-    notes += _unsaid(name, overrides)
+    notes += _notes_on_hf(name, overrides)
     command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
     return "\n".join([command, *(f"# {note}" for note in notes)])
 
 
-def _unsaid(name: str, overrides: list[str]) -> list[str]:
-    """Return notes about what model=hf chooses if the file does not; may append an override."""
+def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
+    """Return notes on defaults of model=hf. Append an override if its rows are too short."""
     chosen = dict(override.split("=", 1) for override in overrides)
     limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
     most = int(limit) if limit.isdecimal() else 0
     if chosen.get("model") == "hf" and "max_seq_len" not in chosen and most > _HF_LENGTH / 2:
         overrides.append(f"model.max_seq_len={2 * most}")
-        notes = ["model.max_seq_len: the file names no length of rows, so it is twice max_tokens"]
+        notes = ["model.max_seq_len: the file sets no length of rows, so twice max_tokens is set"]
     if chosen.get("model") == "hf" and "adapter" not in chosen and name in ("prime-rl", "hosted"):
         without = "adapter=none optim.learning_rate=1e-6"
-        notes += [f"adapter: model=hf trains LoRA, which the file does not name: else {without}"]
+        notes += [f"adapter: model=hf trains LoRA. To train all weights, add {without}"]
     return notes
 
 
@@ -89,7 +89,7 @@ def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, A
 
 
 def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
-    """Return section -> key -> (all keys of the key's table row, last column of the row)."""
+    """Return {section: {key: (all keys of its table row, the clauses of this row)}}."""
     sections = {}
     for section in page.split("\n## ")[1:]:
         lines = [line.strip("|").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
@@ -104,7 +104,7 @@ def _translate_key(
 ) -> tuple[list[str], str]:
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
-        return [f"env={name}"], f"env={name} is offbyone's own; env=verifiers takes the package"
+        return [f"env={name}"], f"for the package, write env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:
@@ -121,7 +121,7 @@ def _translate_key(
             (fixed if "=" in item[1] else named).append(item[1])
             at = item.end()
     if value is False and fixed and not is_condition_met:
-        return [], ""  # the overrides of this row are for the value true
+        return [], ""  # these overrides apply only to the value true
     if len(named) == len(keys):
         named = [named[keys.index(key)]]
     chosen = [*fixed, *(f"{option}={_as_hydra_value(value)}" for option in named[:1])]

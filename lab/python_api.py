@@ -26,7 +26,7 @@ from rich.text import Text
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
-from lab.evaluation.table import report
+from lab.evaluation.table import result_lines
 from rl.config.shipped import CONF
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
@@ -59,7 +59,7 @@ class Config(JupyterMixin):
         return f"<Config {' '.join(self.overrides) or 'without overrides'}>"
 
     def __rich__(self) -> Text:
-        # A node without nested nodes takes one line.
+        # default_flow_style=None writes a node without nested nodes on one line.
         return Text(yaml.safe_dump(self.values, default_flow_style=None, sort_keys=False))
 
 
@@ -102,7 +102,7 @@ class Run(JupyterMixin):
     def __rich__(self) -> RenderableType:
         if summary := read_summary(self.folder):
             threshold = load_yaml(self.folder.read(self.folder.config))["pass_threshold"]
-            return report(summary, threshold, self.folder.path)
+            return result_lines(summary, threshold, self.folder.path)
         return Text(printable(final_summary(self.folder)))
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ def train(config: Config | Sequence[str]) -> Run:
 def sample(config: Config | Sequence[str]) -> Run:
     """Sample rollouts of held-out examples and return them.
 
-    The options are those of evaluate.py.
+    The options are those of evaluate.py, such as
 
         sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
     """
@@ -161,7 +161,7 @@ def sample(config: Config | Sequence[str]) -> Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the results in the folder of a run. Raise ValueError if it is not such a folder."""
+    """Return the results of the run in the folder `path`. Raise ValueError if it has no run."""
     if not RunFolder(Path(path)).is_run:
         raise ValueError(f"{path} is not the folder of a run: use a folder such as outputs/<run>")
     return Run(RunFolder(Path(path)))

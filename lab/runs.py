@@ -15,7 +15,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a job of a sweep that has not started
     overrides: list[str]
     error: str | None = None  # error message of a failed job
-    grown: int = 0  # number of extensions of the sweep until it contained this job
+    grown: int = 0  # index of the sweep's command that added this job
 
 
 def runs_at(path: Path) -> list[FoundRun]:
@@ -39,7 +39,7 @@ def runs_at(path: Path) -> list[FoundRun]:
 
 
 def start_command(program: str) -> str:
-    """Return the command that starts a program here: `offbyone view` or `python view.py`."""
+    """Return `offbyone <program>` if the user typed offbyone, else `python <program>.py`."""
     by_command = "offbyone" in [Path(word).name for word in sys.orig_argv[:2]]
     return f"offbyone {program}" if by_command else f"python {program}.py"
 

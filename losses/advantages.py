@@ -1,4 +1,4 @@
-"""Advantages of the K rollouts of one group, computed from a ScoredGroup without torch.
+"""Advantages A of the K rollouts of one group, computed from their rewards R without torch.
 
     group_mean      A = R - mean
     group_zscore    A = (R - mean) / (std + epsilon)       std with Bessel's correction
@@ -28,7 +28,7 @@ from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 
 def group_mean(group: ScoredGroup) -> list[float]:
     """Return each reward minus the group's mean. Dr.GRPO, arXiv:2503.20783."""
-    return _apply(group.rewards, _subtract_mean)
+    return _apply_formula(group.rewards, _subtract_mean)
 
 
 def group_zscore(group: ScoredGroup, *, epsilon: float) -> list[float]:
@@ -39,7 +39,7 @@ def group_zscore(group: ScoredGroup, *, epsilon: float) -> list[float]:
         std = math.sqrt(math.fsum(c * c for c in centred) / (len(scorable) - 1))
         return [c / (std + epsilon) for c in centred]
 
-    return _apply(group.rewards, zscores)
+    return _apply_formula(group.rewards, zscores)
 
 
 def rloo(group: ScoredGroup) -> list[float]:
@@ -49,7 +49,7 @@ def rloo(group: ScoredGroup) -> list[float]:
         scale = len(scorable) / (len(scorable) - 1)
         return [scale * c for c in _subtract_mean(scorable)]
 
-    return _apply(group.rewards, leave_one_out)
+    return _apply_formula(group.rewards, leave_one_out)
 
 
 def max_rl(group: ScoredGroup) -> list[float]:
@@ -67,7 +67,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
         mean = math.fsum(scorable) / len(scorable)  # > 0, because all are >= 0 and some differ
         return [c / mean for c in _subtract_mean(scorable)]
 
-    return _apply(group.rewards, relative)
+    return _apply_formula(group.rewards, relative)
 
 
 def none(group: ScoredGroup) -> list[float]:
@@ -85,13 +85,13 @@ def turn_group_mean(
     all rollouts have equally many turns and only last turns have rewards. Turn-level advantages:
     arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
 
-    A turn has advantage 0 if fewer than two rollouts have this turn, or if all returns are equal.
+    A turn has advantage 0 if fewer than two rollouts have it, or if its returns are all equal.
     An unscorable rollout gets an empty list.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)
     columns = [
-        _apply([turns[t] if t < len(turns) else None for turns in returns], _subtract_mean)
+        _apply_formula([turns[t] if t < len(turns) else None for turns in returns], _subtract_mean)
         for t in range(longest)
     ]
     return [[column[i] for column in columns[: len(turns)]] for i, turns in enumerate(returns)]
@@ -102,7 +102,7 @@ def _returns(turns: Sequence[float] | None, discount: float) -> list[float]:
     return list(backwards)[::-1]
 
 
-def _apply(
+def _apply_formula(
     rewards: Sequence[float | None], formula: Callable[[list[float]], list[float]]
 ) -> list[float]:
     scorable = [r for r in rewards if _is_scorable(r)]

@@ -11,10 +11,10 @@
 L_i: completion tokens of rollout i, L_iu: completion tokens of its turn u, S: rollouts, G: prompts,
 U: turns that have a token. All are counted in the *global* batch before it is split, so that value
 and gradient do not depend on micro-batches and ranks. A "sequence" of the papers is one rollout
-here. If it has several rows, L_i counts the tokens of all rows, so that the number of rows does not
-change the rollout's weight. A rollout without tokens (for example after
-truncation=mask) has weight 0 and does not count in S and G. A token that a correction or a loss
-masks still counts, so that the weights of other tokens do not change.
+here. If a rollout has several rows, L_i counts the tokens of all its rows, so that the number of
+rows does not change its weight. A rollout without tokens (for example after truncation=mask) has
+weight 0 and does not count in S and G. A token that a correction or a loss masks still counts, so
+that the weights of other tokens do not change.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """Reinforcement and imitation in one batch: the source of a token selects its loss.
 
-    loss_t = policy_loss_t                          the policy sampled the token, now or earlier
+    loss_t = policy_loss_t                          the current or an older policy sampled the token
     loss_t = -demonstration_weight * log pi         the token is a demonstration
 
 SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, with a constant weight. The metrics of

@@ -1,6 +1,6 @@
 """Weights that correct the difference between the trainer's and vLLM's probability of a token.
 
-    w_t = old / mu          old: the trainer's probability before the update, mu: vLLM's probability
+    w_t = old / mu       old: the trainer's probability before the first update, mu: vLLM's
     w_i = product of w_t over sequence i
 
     none              1
@@ -69,7 +69,7 @@ def tis_sequence(
     *,
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
-    """Return each sequence's importance weight, at most `cap`. Its noise grows with the length."""
+    """Return each sequence's importance weight, at most `cap`. A long sequence makes it noisy."""
     product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     return _truncate(_clamped_exp(product)[sequence_ids], cap)
 

@@ -1,7 +1,7 @@
-"""Decoupled PPO: the ratio is bounded around a policy between mu and pi, closer to pi if stale.
+"""Decoupled PPO: bound the distance of pi from a proximal policy between mu and pi.
 
-    log prox = (1 - a) * log mu + a * sg(log pi)               a = staleness / (staleness + 1)
-    r        = pi / prox                                       sg: without gradient
+    log prox = (1 - a) * log mu + a * sg(log pi)       a = staleness / (staleness + 1)
+    r        = pi / prox                               prox: proximal policy, sg: without gradient
     w        = sg(min(prox / mu, weight_cap))
     loss_t   = w * max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 
@@ -12,8 +12,8 @@ logprobs of the proximal policy would need another forward pass, so A-3PO (arXiv
 interpolates between log mu and log pi. From mu to the end of this update there are `staleness + 1`
 steps, and a is the fraction of them before this update. AReaL's code also divides by
 `staleness + 1`, but A-3PO's paper divides by `staleness`. With staleness 0 the loss is PPO's clip.
-If a batch gets several updates, prox is old. If w exceeds weight_cap, AReaL's code drops the token.
-Here the token keeps weight_cap as its weight, as in truncated importance sampling.
+If a batch gets several updates, prox is pi before the first of them. If w exceeds weight_cap,
+AReaL's code drops the token. Here the token gets the weight weight_cap.
 """
 
 from typing import Annotated
@@ -27,7 +27,7 @@ from losses.tokens import TokenLoss, Tokens, is_clamped, ratio_to
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: Annotated[float, Meta(gt=0)]
 ) -> TokenLoss:
-    """Return the weighted surrogate [N]. Metrics count clipped ratios and capped weights."""
+    """Return the loss [N]. Metrics: the weights w, and where a ratio or a weight was bounded."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:

@@ -3,8 +3,8 @@
     ratio_i = exp(mean over the tokens of i of (log pi - log anchor))
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
-The gradient runs through ratio_i to all tokens of the sequence, so a sequence is kept or clipped as
-a whole. The mean moves far less than the ratio of a token, so the bounds are about 1e-4. GSPO needs
+All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.
+The mean moves far less than the ratio of a token, so the bounds are about 1e-4. GSPO needs
 aggregation=sequence_mean, because under token_mean a sequence would count once per token. All
 tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
 each token. Qwen, arXiv:2507.18071.

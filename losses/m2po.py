@@ -1,11 +1,11 @@
 """M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
 
     m_t    = (log pi - log anchor)^2
-    bound  = the largest b with (mean of all m_t < b in the batch) <= max_second_moment
+    bound  = the largest b for which those m_t of the batch below b have mean <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
-Unlike a clip, which masks more tokens the staler they are, this bound masks only outliers. The
-tokens are counted in bins of |log ratio|, so the bound is a multiple of a bin's width.
+A clip masks more tokens the staler they are, but this bound masks only outliers. The tokens are
+counted in bins of |log ratio|, so the square root of the bound is a multiple of a bin's width.
 arXiv:2510.01161. K: twice the number of bins.
 """
 
@@ -24,7 +24,7 @@ _NUM_BINS = round(MAX_LOG_RATIO / _WIDTH) + 1  # the last bin counts clamped rat
 
 @dataclass(frozen=True, kw_only=True)
 class M2PO:
-    """The loss. Its bound depends on the global batch (rl/learner/batch_statistics.py)."""
+    """The loss M2PO, whose bound depends on the global batch (rl/learner/batch_statistics.py)."""
 
     max_second_moment: Annotated[float, Meta(gt=0)]
 
@@ -37,7 +37,7 @@ class M2PO:
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
         """Return the masked surrogate [N]. masked_fraction [N] is 1 at dropped tokens."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # Count the kept bins: the mean of m_t over the first k bins never falls when k grows.
+        # The mean of m_t over the first k bins never falls with k, so the sum counts the kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]

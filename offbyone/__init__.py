@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _API = ("Config", "Run", "compose", "load_run", "sample", "train")
 
 if find_spec("verifiers") is None:
-    __all__ = []  # offbyone.environments works without verifiers
+    __all__ = []  # the names of _API and offbyone.environments work without verifiers
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 
@@ -26,7 +26,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of lab/python_api.py at its first use, because verifiers needs no Hydra."""
+    """Import lab/python_api.py at the first use of its names, because verifiers uses none."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api

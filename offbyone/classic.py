@@ -20,11 +20,11 @@ from envs.verifiers.classic import plain_message
 from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
-PLAYED = "offbyone_episode"  # key of vf.State for the PlayedEpisode
+PLAYED = "offbyone_episode"  # key of the PlayedEpisode in vf.State
 
 
 def load_environment(env: str = "reverse-text", **options: Any) -> "ExportedEnvironment":
-    """Return the environment `env`: a name in conf/env, or module.Class, with these options."""
+    """Return the environment `env` (a name in conf/env, or module.Class) with these options."""
     return ExportedEnvironment(load_for_verifiers(env, **options))
 
 
@@ -34,11 +34,11 @@ class ExportedEnvironment(vf.MultiTurnEnv):
     def __init__(self, env: Environment) -> None:
         examples = cache(env.examples)
         super().__init__(
-            dataset=lambda: _dataset(env, examples("train"), "train"),
-            eval_dataset=lambda: _dataset(env, examples("eval"), "eval"),
+            dataset=lambda: _make_dataset(env, examples("train"), "train"),
+            eval_dataset=lambda: _make_dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # -1: no limit. `env_response` applies our max_turns, because it needs the last turn.
+            # -1: no limit. `env_response` applies max_turns, because `reply` reads the last turn.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
@@ -100,7 +100,7 @@ class ExportedRubric(vf.Rubric):
             played.env.close(played.episode)
 
 
-def _dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
+def _make_dataset(env: Environment, examples: Sequence[Example], split: Split) -> Dataset:
     rows = [
         {
             "prompt": env.environment_of(example).add_system_prompt(example.messages),

@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# A model must be chosen, because wiki-search.yaml refers to the key model.describe_tools.
+# model=hf sets model.describe_tools, so that wiki-search describes its tools to every model.
 MODEL = ("model=hf", "model.path=unknown")
 
 
@@ -33,7 +33,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)`. Refuse an environment with `score_group`, which verifiers cannot call."""
+    """Return `load(...)`. Raise ValueError if it has `score_group`, which verifiers cannot call."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""An episode of one of our environments that the library `verifiers` plays, by either API."""
+"""An episode of one of our environments, which the library `verifiers` plays by either API."""
 
 import math
 
@@ -36,5 +36,5 @@ class PlayedEpisode:
         scored = await threads.call(self.env.score, self.episode)
         rewards, _ = rewards_by_name(scored, self.episode.turns)
         if not all(map(math.isfinite, rewards.values())):
-            raise ValueError(f"score returned NaN or infinity: {rewards}: return finite numbers")
+            raise ValueError(f"score returned NaN or infinity ({rewards}): return finite numbers")
         return rewards

@@ -114,7 +114,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent. It runs in this process, because the harness starts no program."""
+    """The options of the agent, which needs no container, because the harness starts no program."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

@@ -100,7 +100,7 @@ class Rollout:
     retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
     blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
     num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # token limit of one turn, None if unknown
+    turn_limit: int | None = None  # maximum number of tokens of one turn, None if unknown
     source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -126,15 +126,15 @@ class Credit:
     Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
     """
 
-    reward: float | None  # after truncation and shaping; None: no baseline includes it
+    reward: float | None  # after truncation and shaping; None if no baseline may include it
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The numbers that were compared with those of the group's other rollouts. If all are equal, the
-    # group has no spread. None: `reward`, or one advantage per turn. (): no comparison.
+    # The numbers that the advantage compared with those of the group's other rollouts. None stands
+    # for `reward`, or for `advantages` if they are per turn. () means that nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
-    is_zeroed: bool = field(default=False, compare=False)  # whether all rewards are set to 0
+    is_zeroed: bool = field(default=False, compare=False)  # whether truncation zeroed all rewards
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class RankBatch:
 
     step: int
     micro_batches: tuple[MicroBatch, ...]  # every rank has equally many micro-batches
-    # [R] reward of each rollout, for a critic and for a KL penalty in the reward; NaN: no score
+    # [R] reward of each rollout, for a critic and a KL penalty in the reward; NaN without a score
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group of a rollout
     metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, which rank 0 logs
@@ -187,4 +187,4 @@ class RankBatch:
     lengths: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     # [R] policy version when the rollout's group started
     versions: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    record_ids: tuple[str, ...] = ()  # [R] id if its tokens are recorded, else ""; () if none is
+    record_ids: tuple[str, ...] = ()  # [R] rollout id, "" if not recorded; () if none is recorded

@@ -17,8 +17,7 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    # The operation is next_batch or record_all of a step, publish or evaluation of a version, or
-    # state.
+    # Operation: next_batch or record_all for `step`, publish or evaluation for `version`, or state.
     what: str
     rank: int = 0
     step: int = 0
@@ -32,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
     over: str = ""  # why the rollouts process delivers no more batches; "" if it still does
-    stopped: bool = False  # whether a stop request ended the run
+    stopped: bool = False  # whether a stop request, and not a failure, ended the batches
 
 
 class NoMoreBatches(Exception):
@@ -40,7 +39,7 @@ class NoMoreBatches(Exception):
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.stopped = stopped  # whether the run must stop, or too many groups were rejected
+        self.stopped = stopped  # True if the run ends as intended, False after a failure
 
 
 def _encode(value: object) -> object:
@@ -67,5 +66,5 @@ def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
-    except (UnicodeDecodeError, SyntaxError) as error:  # of a text, of a numpy dtype
+    except (UnicodeDecodeError, SyntaxError) as error:  # a bad string, a bad dtype
         raise msgspec.DecodeError(f"the message is damaged: {error}") from error

@@ -11,19 +11,19 @@ from random import Random
 from envs.maths.questions import GeneratedQuestions, Question
 
 
-def _product(rng: Random, digits: int) -> Question:
+def _draw_product(rng: Random, digits: int) -> Question:
     a, b = (rng.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
     return Question(f"What is {a} * {b}?", str(a * b), code=f"{a} * {b}")
 
 
-def _squares(n: int) -> int:
+def _sum_of_squares(n: int) -> int:
     return n * (n + 1) * (2 * n + 1) // 6
 
 
-def _sum(rng: Random, digits: int) -> Question:
+def _draw_sum(rng: Random, digits: int) -> Question:
     first = rng.randrange(1, 10 ** (digits - 1))
     last = first + rng.randrange(10, 10**digits)
-    answer = _squares(last) - _squares(first - 1)
+    answer = _sum_of_squares(last) - _sum_of_squares(first - 1)
     return Question(
         f"What is the sum of the squares of the whole numbers from {first} to {last}?",
         str(answer),
@@ -31,7 +31,7 @@ def _sum(rng: Random, digits: int) -> Question:
     )
 
 
-def _power(rng: Random, digits: int) -> Question:
+def _draw_power(rng: Random, digits: int) -> Question:
     base, exponent = rng.randrange(2, 100), rng.randrange(10 ** (digits - 1), 10**digits)
     modulus = rng.randrange(11, 1000)
     return Question(
@@ -41,7 +41,7 @@ def _power(rng: Random, digits: int) -> Question:
     )
 
 
-def _binomial(rng: Random, digits: int) -> Question:
+def _draw_binomial(rng: Random, digits: int) -> Question:
     n = rng.randrange(10 * digits, 100 * digits)
     k = rng.randrange(2, n // 2)
     modulus = rng.randrange(11, 1000)
@@ -53,10 +53,10 @@ def _binomial(rng: Random, digits: int) -> Question:
 
 
 KINDS: dict[str, Callable[[Random, int], Question]] = {
-    "product": _product,
-    "sum": _sum,
-    "power": _power,
-    "binomial": _binomial,
+    "product": _draw_product,
+    "sum": _draw_sum,
+    "power": _draw_power,
+    "binomial": _draw_binomial,
 }
 
 

@@ -18,7 +18,7 @@ class DataQuestions(Questions):
         self._dataset = dataset
 
     def check(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a user's data set may have only `examples`
+        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
             self._dataset.check()
 
     def load(self, split: Split) -> Sequence[Question]:
@@ -43,7 +43,7 @@ class DataQuestions(Questions):
 def question_of(example: Example) -> Question:
     """Convert an example to a question. Raise ValueError if the example has no answer."""
     if "answer" not in example.info:
-        raise ValueError(f"question {example.id} has no answer: set dataset.answer to its column")
+        raise ValueError(f"question {example.id} has no answer: set dataset.answer to a column")
     text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:

@@ -24,7 +24,7 @@ class Maths(Environment):
 
     name: str = field()
     questions: Questions
-    instruction: str  # text in a new line after every question
+    instruction: str  # text on a new line after every question
     grader: Grader
     reward_weights: Mapping[str, float]
 
@@ -58,7 +58,7 @@ class Maths(Environment):
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         for question in self.questions.sample_questions(rng):
-            turns = self._expert(question)
+            turns = self._expert_turns(question)
             if not turns:
                 raise ValueError(
                     f"the questions of env {self.name!r} come without solutions, so there are no "
@@ -66,7 +66,7 @@ class Maths(Environment):
                 )
             yield [self._prompt(question), *turns]
 
-    def _expert(self, question: Question) -> list[Message]:
+    def _expert_turns(self, question: Question) -> list[Message]:
         steps = f"{question.solution}\n{boxed(question.answer)}"
         return [assistant(steps)] if question.solution else []
 

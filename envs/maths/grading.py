@@ -66,7 +66,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer without outer $, extra spaces, `\text` and a final dot."""
+    r"""Return the answer without `\text`, outer $ and extra spaces, with 1/2 for \frac{1}{2}."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -125,7 +125,7 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the one used last, because its process may still run
+            sandbox = self._idle.pop()  # the sandbox used last, because its process has started
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # the comparison exceeded its limits

@@ -48,7 +48,7 @@ class MathPython(Maths):
         if sandbox := episode.memory.pop("python", None):
             sandbox.close()
 
-    def _expert(self, question: Question) -> list[Message]:
+    def _expert_turns(self, question: Question) -> list[Message]:
         call = tool_call("python", code=question.code)
         told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
         return [call, told, assistant(boxed(question.answer))] if question.code else []

@@ -15,14 +15,14 @@ from envs.options import check_range
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
 
-Draw = Callable[[int, Random], Sequence[int]]
+Draw = Callable[[int, Random], Sequence[int]]  # (total, rng) -> numbers of a step
 
 
 def _divisors(total: int) -> list[int]:
     return [k for k in range(2, 10) if total % k == 0 and total > k]
 
 
-# (sentence, operation, function that draws the numbers of both, or [] if the step is impossible)
+# (sentence, operation, function that draws their numbers, or returns [] for an impossible step)
 STEPS: tuple[tuple[str, str, Draw], ...] = (
     (
         "A friend gives {name} {0} more {things}.",
@@ -71,7 +71,7 @@ class WordProblems(GeneratedQuestions):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # In the code, an expression stands for the total. In the solution, its value does.
+            # The code contains the total as an expression. The solution contains its value.
             nested = f"({code})" if lines else code
             code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)

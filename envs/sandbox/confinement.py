@@ -1,4 +1,4 @@
-"""Confines the calling process: after that, it can only compute and read Python's library.
+"""Confines the calling process, so that it can only compute and read Python's library.
 
     out of memory     the kernel ends this process before all other processes
     resource limits   memory; no core dump, no write to any file, no child process
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, x86_64 number and aarch64 number of each call. Only old C libraries make the last calls.
+# Name, x86_64 and aarch64 number of each call. Only old C libraries make those of the last line.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -61,8 +61,8 @@ READ_FILE, READ_DIR = 4, 8
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights by Landlock version (5 and newer: 16)
 
 NO_LANDLOCK = (
-    "this kernel has no Landlock (Linux 5.13 or newer, not switched off), so code could read your "
-    "files: use another machine, or accept this with allow_without_landlock=true next to memory_mb"
+    "this kernel has no Landlock (it needs Linux 5.13 and must be switched on), so code could read "
+    "your files: use another machine, or set allow_without_landlock=true beside memory_mb"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -191,7 +191,7 @@ def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: 
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     limit_resources(memory_mb)
-    drop_capabilities()  # first, because the next layers need no_new_privs
+    drop_capabilities()  # before the next layers, which need no_new_privs
     paths = readable_paths(packages)
     landlocked = apply_landlock(paths)
     if not landlocked and not allow_without_landlock:

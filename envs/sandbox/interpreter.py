@@ -3,7 +3,7 @@
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
 An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
-it gains nothing: the caller treats the text as output of the code and limits its length.
+gains nothing, because the caller treats the text as output of the code and limits its length.
 """
 
 import ast
@@ -20,7 +20,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of the first message, whose text is the error of the start, or empty
+READY = bytes(8)  # ticket of messages at the start; the text of an answer is an error, or empty
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -109,7 +109,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last argument has options in JSON."""
+    """Confine this process and answer requests. The last argument contains the options as JSON."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

@@ -34,7 +34,7 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The process gets only these environment variables. It cannot start threads, so libraries use one.
+# The only environment variables of the process. It cannot start threads, so libraries use one.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -58,7 +58,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """The error of an invalid answer. Its message completes a sentence: "the code ..."."""
+    """The error of a forged answer. Its message completes the sentence "the code ..."."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -182,7 +182,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Start the process in this thread, because it ends with the thread that starts it.
+        # Start it in this thread, because the kernel kills it when the thread that started it ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(
@@ -236,7 +236,7 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # killed processes whose exit status is not collected
+_killed: list[subprocess.Popen[bytes]] = []  # processes whose exit status `_reap` must collect
 
 
 def _reap() -> None:

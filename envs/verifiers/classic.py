@@ -29,7 +29,7 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """The adapter for an environment that `load_environment` returns."""
 
-    max_concurrent: int | None = None  # coroutines need no limit besides the sampler's
+    max_concurrent: int | None = None  # None: the sampler's limit suffices for coroutines
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _restore_signal_handlers():
@@ -49,14 +49,15 @@ class ClassicAdapter:
         if dataset is None:
             return None
         size = len(dataset) if limit is None else min(limit, len(dataset))
-        return [Row(_opening(row["prompt"]), row) for row in dataset.select(range(size)).to_list()]
+        rows = dataset.select(range(size)).to_list()
+        return [Row(_first_messages(row["prompt"]), row) for row in rows]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # A truncated or single turn has a more precise stop reason of its own, so return None.
+        # The stop reason of a truncated turn, or of an only turn, is more precise than MAX_TURNS.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -107,7 +108,7 @@ def plain_message(message: Any) -> Message:
     return plain
 
 
-def _opening(prompt: Any) -> list[Message]:
+def _first_messages(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
     # Remove keys with the value None. Arrow adds them, so that all messages have equal keys.
@@ -117,6 +118,8 @@ def _opening(prompt: Any) -> list[Message]:
 @contextmanager
 def _restore_signal_handlers() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -45,7 +45,7 @@ class Verifiers(Environment):
         self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set by `_rows`, which loads the environment
 
-    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] the library has the rest
+    def configure(  # pyright: ignore[reportIncompatibleMethodOverride] other options have no effect
         self, *, system_prompt: str | None = None
     ) -> None:
         super().configure(system_prompt=system_prompt)

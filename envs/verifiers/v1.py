@@ -31,7 +31,7 @@ class TasksetAdapter:
     """The adapter for a taskset and the library's environment that plays it."""
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """Load the environment. `args`: its options, as in the library's `env` table."""
+        """Load the environment. `args`: the `env` table of the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
         # Harnesses and tool servers are processes. 30 of them need minutes to start on two cores,
         # but they mostly wait for the policy, so each core gets several episodes.
@@ -49,8 +49,8 @@ class TasksetAdapter:
             raise ValueError("the taskset has no end: set env.num_train to a number of tasks")
         tasks = list(taskset if limit is None else taskset.take(limit))
         if tasks:
-            self.reward_weights |= _weights(tasks[0])
-        return [Row(_opening(task.data), task) for task in tasks]
+            self.reward_weights |= _reward_weights(tasks[0])
+        return [Row(_first_messages(task.data), task) for task in tasks]
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
         sessions: list[str] = []
@@ -70,15 +70,15 @@ class TasksetAdapter:
             sessions.append(trace.id)
             self._endpoint.speakers[trace.id] = get_turn
 
-        context = await self._context_of_servers()
+        context = await self._model_context()
         try:
             episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
             for session in sessions:
                 del self._endpoint.speakers[session]
-        return _outcome(episode, full)
+        return _make_outcome(episode, full)
 
-    async def _context_of_servers(self) -> vf.ModelContext:
+    async def _model_context(self) -> vf.ModelContext:
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
             # Keep a reference to the task, because the event loop has only a weak one.
@@ -127,14 +127,14 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     return loaders.resolve_env_config(config)
 
 
-def _weights(task: Any) -> dict[str, float]:
+def _reward_weights(task: Any) -> dict[str, float]:
     weights = {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in task.hooks("reward")}
     judges = {judge.reward_name: float(judge.config.weight) for judge in task.plugged_judges()}
     return {name: weight for name, weight in (weights | judges).items() if weight}
 
 
-def _outcome(episode: Any, full: bool) -> Outcome:
-    """Return the outcome of an episode. `full`: accept its error, because the context was full."""
+def _make_outcome(episode: Any, full: bool) -> Outcome:
+    """Return the outcome of an episode. If `full`, its error was a full context and is ignored."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, but only one can train: choose another env.id")
@@ -152,7 +152,7 @@ def _outcome(episode: Any, full: bool) -> Outcome:
     )
 
 
-def _opening(data: Any) -> list[Message]:
+def _first_messages(data: Any) -> list[Message]:
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
         return [*system, user(data.prompt)]

@@ -51,12 +51,12 @@ class Question:
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
-    """Return the pages of a source. `columns`: title, sections or content -> its name there."""
+    """Return the pages of a source. `columns`: title, sections or content -> its column."""
     pages: dict[str, Page] = {}
-    for where, record in _records(source, split, columns):
+    for where, record in _read_records(source, split, columns):
         page = page_of(record, where)
         if page.id in pages:
-            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: change one")
+            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: rename one")
         pages[page.id] = page
     return list(pages.values())
 
@@ -90,9 +90,9 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source. `columns`: question, answer or level -> its name there."""
+    """Return the questions of a source. `columns`: question, answer or level -> its column."""
     questions = []
-    for where, record in _records(source, split, columns):
+    for where, record in _read_records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
             raise ValueError(f"{where} has no `question` or no `answer`{_row_hint(record)}")
         level = int(record.get("level") or 0)
@@ -100,7 +100,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
     return questions
 
 
-def _records(
+def _read_records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield for each row its place, for error messages, and the row with our field names."""

@@ -94,7 +94,7 @@ class WikiSearch(Environment):
     def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> list[Callable[..., Any]]:
-        return _tools(self._index)
+        return _tools_of(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
         """Return exact (0 or 1), f1, found and, if there is a judge, the judge's score.
@@ -145,7 +145,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """The questions by split. All questions about one page are in the same split."""
+        """Return the questions by split. All questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self.levels:
@@ -173,7 +173,7 @@ def expert_conversation(question: Question, index: WikiIndex) -> list[Message] |
             page = title.replace(" ", "_")
             turns.append(("view_sections", "page_id", page))
             turns.append(("read_section", "section_id", f"{page}:{heading.replace(' ', '_')}"))
-    tools = {tool.__name__: tool for tool in _tools(index)}
+    tools = {tool.__name__: tool for tool in _tools_of(index)}
     messages = [user(question.text)]
     for name, parameter, argument in turns:
         answer = tools[name](argument)
@@ -184,5 +184,5 @@ def expert_conversation(question: Question, index: WikiIndex) -> list[Message] |
     return [*messages, assistant(question.answer)]
 
 
-def _tools(index: WikiIndex) -> list[Callable[..., Any]]:
+def _tools_of(index: WikiIndex) -> list[Callable[..., Any]]:
     return [index.search_pages, index.view_sections, index.read_section]

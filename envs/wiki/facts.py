@@ -21,7 +21,7 @@ from envs.wiki.corpus import Page, Question
 Row = Mapping[str, str]  # column -> text of the cell
 NUM_INVENTED_ROWS = 4  # maximum number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
-INVENTED = ("country", "capital", "currency", "language", "element")
+INVENTED = ("country", "capital", "currency", "language", "element")  # columns of invented names
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether no other page has the same value, so that a question can use it
+    unique: bool = False  # whether a value belongs to one page, so that it identifies the page
 
 
 FACTS = {
@@ -56,7 +56,7 @@ NAMES = {"language": "official language", "domain": "internet domain", "number":
 def shipped_corpus() -> tuple[list[Page], list[Question]]:
     """Return the pages made from the tables, and all questions about them."""
     tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
-    return _pages(tables), _questions(tables)
+    return _make_pages(tables), _make_questions(tables)
 
 
 def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
@@ -73,7 +73,7 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
     }
-    return _pages(unique), _questions(unique)
+    return _make_pages(unique), _make_questions(unique)
 
 
 def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> Row:
@@ -114,7 +114,7 @@ def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
     return following
 
 
-def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
+def _make_pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
     pages = []
     for kind, rows in tables.items():
         for row in rows:
@@ -130,7 +130,7 @@ def _pages(tables: Mapping[str, Iterable[Row]]) -> list[Page]:
     return pages
 
 
-def _questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
+def _make_questions(tables: Mapping[str, Iterable[Row]]) -> list[Question]:
     return [q for kind, rows in tables.items() for row in rows for q in _questions_about(kind, row)]
 
 

@@ -27,8 +27,8 @@ class WikiIndex:
             for section, text in zip(page.section_ids, page.sections.values(), strict=True)
         }
         self._num_results = num_results
-        # `page.text` begins with the title. Repeat the title, so that pages with it rank higher.
-        texts = [_words(f"{page.title}\n{page.text}") for page in pages]
+        # `page.text` begins with the title. Repeat the title, so that matches in titles count more.
+        texts = [_split_words(f"{page.title}\n{page.text}") for page in pages]
         self._bm25 = bm25s.BM25()
         self._bm25.index(texts, show_progress=False)
 
@@ -38,7 +38,7 @@ class WikiIndex:
         Args:
             query: words to look for.
         """
-        words = [word for word in _words(query) if word in self._bm25.vocab_dict]
+        words = [word for word in _split_words(query) if word in self._bm25.vocab_dict]
         if not words:
             return "No page found."
         scores = self._bm25.get_scores(words)
@@ -67,7 +67,7 @@ class WikiIndex:
         return self._sections[section_id]
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text.replace("_", " "))]
 
 

@@ -1,4 +1,4 @@
-"""The command `offbyone`: offbyone train loss=cispo, offbyone new my-idea"""
+"""Run the command `offbyone`, such as `offbyone train loss=cispo` or `offbyone new my-idea`."""
 
 import keyword
 import re

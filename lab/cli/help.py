@@ -1,4 +1,4 @@
-"""Format the keys for --help: key=value, then the comment that its YAML file has above the key."""
+"""Format the keys for --help: key=value, then the comment above the key in its YAML file."""
 
 import json
 import re

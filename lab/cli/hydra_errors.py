@@ -39,14 +39,14 @@ def explain_hydra_error(
         how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
     if unknown := UNKNOWN_KEY.match(str(error)):
-        return ConfigError([_unknown_key(unknown[1], arguments, primary, added)])
+        return ConfigError([_explain_unknown_key(unknown[1], arguments, primary, added)])
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
     return ConfigError([f"{type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
 
 
-def _unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
+def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
     if key in RENAMED:
         return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):

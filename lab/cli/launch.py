@@ -1,4 +1,4 @@
-"""Composes the configuration of a program with Hydra, calls the program, and prints its errors.
+"""Compose the configuration of a program with Hydra, call the program, and print its errors.
 
 The program gets a plain dict, never a DictConfig. Errors are printed without a traceback.
 HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a wrong configuration,
@@ -41,7 +41,7 @@ def _shipped_path(path: str) -> str:
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, or the number of positions of the local model at `path` if that is lower."""
+    """Return `length`, or the number of positions of the model at `_parent_.path` if lower."""
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
@@ -51,7 +51,7 @@ OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 _SEARCH_PATH = "hydra.searchpath="
-_NOT_OF_A_RUN = ("card", "claim")  # keys of the sweeps in sweeps/report_card.yaml and claims/
+_NOT_OF_A_RUN = ("card", "claim")  # keys that only sweeps/report_card.yaml and claims/*.yaml have
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
 _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
@@ -71,7 +71,7 @@ def compose(name: str) -> dict[str, Any]:
 
 
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Compose `name` (None: the program's file). `chosen`: the program's `hydra` settings."""
+    """Return the configuration `name` (None: the program's). `chosen`: the program's hydra node."""
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
@@ -120,7 +120,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
 
         def start(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
-            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # differs at each start
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a new name at each start
                 name = f"run_name=<a folder in {config.output_dir}>"
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
@@ -202,7 +202,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments with ./conf on the search path, and with a shipped --config-dir."""
+    """Return the arguments, with ./conf added and a shipped --config-dir as an absolute path."""
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")
@@ -236,7 +236,8 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # exit flushes stdout
+        # Send the rest to /dev/null, because Python's flush at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:
         status = end.code if isinstance(end, Stopped) else INTERRUPTED

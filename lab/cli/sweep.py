@@ -31,7 +31,7 @@ from rl.config.check import check
 from rl.config.resume_rules import resume_problems
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall
-from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderUnusable, locked
 from rl.runtime.sweep_folder import (
@@ -141,7 +141,7 @@ def vary_seeds_last(config: DictConfig) -> None:
     if str(sweeper._target_).endswith(".BasicSweeper"):
         lines = overrides_of(config)
         with read_write(config), open_dict(config):
-            # Hydra varies the last override fastest, so put the seed first in one list.
+            # Hydra varies the last override fastest, so put all overrides in one list, seed first.
             sweeper.params = None
             config.hydra.overrides.task = sorted(lines, key=lambda line: key_of(line) != "seed")
 
@@ -175,8 +175,8 @@ def use_card(config: DictConfig) -> None:
         key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
     }
     if other := sorted(varied - {"row", "card.level", "seed"}):
-        problem = f"a report card has one value of {', '.join(other)}: start one for each value"
-        raise ConfigError([problem])
+        names = ", ".join(other)
+        raise ConfigError([f"a report card has one value of {names}: start one card per value"])
     from lab.sweeps.card import CardSweeper  # imports scipy, which other sweeps do not need
 
     _replace_sweeper(config, CardSweeper)
@@ -200,7 +200,7 @@ class SweepStart(Callback):
                 use_until(config)
             elif card:
                 use_card(config)
-            slots = slots_of(config.hydra.launcher, visible_cores(), visible_gpus())
+            slots = slots_of(config.hydra.launcher, visible_cpus(), visible_gpus())
             _RESOURCES.enter_context(locked(RunFolder(folder)))
         except (ConfigError, FolderUnusable) as error:
             exit_with("this sweep cannot start", error, BAD_CONFIG)
@@ -210,7 +210,7 @@ class SweepStart(Callback):
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         again = rerun_command(sys.orig_argv, folder)
-        self._jobs = jobs_of(config)  # Hydra cannot parse overrides any more at the end
+        self._jobs = jobs_of(config)  # Hydra cannot parse overrides in on_multirun_end
         numbers = [] if card else job_numbers(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),

@@ -41,7 +41,7 @@ def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, An
         suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
         settings = replace(settings, inference=InferenceNode.of(suited))
     construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
-    raise_file_limit()  # each concurrent rollout needs a connection, and so an open file
+    raise_file_limit()  # each concurrent rollout opens a connection, which counts as a file
     return settings
 
 
@@ -50,7 +50,7 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        if found := list(run_folder_problems(settings.plain())):  # again, under the lock
+        if found := list(run_folder_problems(settings.plain())):  # a run may have started meanwhile
             raise ConfigError(found)
         yield run_folder
 
@@ -62,12 +62,12 @@ def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any)
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Convert a ValueError of the block, except ConfigError, to RunFailed."""
+    """Raise RunFailed if the block raises a ValueError that is no ConfigError."""
     try:
         yield
     except Exception as error:
         cause: BaseException = error
-        # asyncio.TaskGroup wraps the errors of concurrent rollouts in a group.
+        # asyncio.TaskGroup wraps the errors of concurrent rollouts in an ExceptionGroup.
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
         if isinstance(cause, RunFailed | ValueError) and not isinstance(error, ConfigError):
@@ -106,7 +106,7 @@ def serving_policy(
         yield
 
 
-def chat_setting(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
+def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
     model = build(policy.model)() if policy.model else None
     return ChatSettings(
         sampler=build(policy.sampler)(),

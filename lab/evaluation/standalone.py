@@ -19,14 +19,14 @@ from envs.episode import Example
 from envs.protocol import Environment
 from lab.evaluation.served import (
     as_run_failures,
-    chat_setting,
+    chat_settings,
     lock_run_folder,
     prepare_settings,
     record_start,
     serving_policy,
 )
 from lab.evaluation.settings import Evaluation, check_evaluation
-from lab.evaluation.table import replace_nan, report
+from lab.evaluation.table import replace_nan, result_lines
 from rl.config.build import build
 from rl.evaluation.play import choose_examples, evaluated_line, play
 from rl.evaluation.summary import PlayedExample, Summary, summarise
@@ -61,7 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         command = shlex.join([*program("evaluate"), *overrides])
         facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
         write_files(run_folder, played, summary, facts)
-    console.print(report(summary, evaluation.pass_threshold, run_folder.path))
+    console.print(result_lines(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
 
 
@@ -83,7 +83,7 @@ async def _play(
     console: Console,
 ) -> list[PlayedExample]:
     sampler = build(evaluation.sampler)()
-    setting = chat_setting(evaluation, run_folder, env)
+    setting = chat_settings(evaluation, run_folder, env)
     async with build(evaluation.client)().connect(setting) as chat:
         rollouts_per_example, total, num_scored = evaluation.rollouts_per_example, 0.0, 0
         bar = Progress(console, len(examples) * rollouts_per_example, "rollouts")
@@ -108,7 +108,7 @@ async def _play(
 def write_files(
     run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
-    """Write summary.json, every rollout to rollouts.jsonl, and the viewer's page rollouts.html."""
+    """Write summary.json, rollouts.jsonl and rollouts.html, a page whose heading has `facts`."""
     from lab.viewer.export import write_page  # imported late, because this takes a second
 
     folder = run_folder.path

@@ -11,11 +11,11 @@ from rich.text import Text
 from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
-_TOO_HARD, _TOO_EASY = 0.05, 0.8  # outside of this pass@1 few groups have a spread
+_TOO_HARD, _TOO_EASY = 0.05, 0.8  # at a lower or higher pass@1, most groups have equal rewards
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
-def report(summary: Summary, threshold: float, folder: Path) -> RenderableType:
+def result_lines(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")

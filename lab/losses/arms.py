@@ -2,8 +2,8 @@
 
     loss=gspo,dapo correction=none      two arms, composed with the run's own command line
 
-An arm may change the keys of `CHANGEABLE`. No other key changes the gradient of the recorded tokens
-with respect to log pi, the trainer's logprobs.
+An arm is the run's configuration with other values of keys in `CHANGEABLE`. No other key changes
+the gradient of the recorded tokens with respect to log pi, the trainer's logprobs.
 """
 
 import sys
@@ -59,20 +59,20 @@ class Arm:
     def __post_init__(self) -> None:
         """Raise ValueError if this arm needs a quantity that the token record does not contain."""
         if Learned.of(self.run).compares_distributions and not self.has_model:
-            needs = "a loss that compares distributions needs the model (step=true)"
+            needs = "a loss that compares distributions needs the model: add step=true"
             raise ValueError(f"{self.name}: {needs}")
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
-                    f"{self.name}: this arm's batch credit would change new advantages: keep the "
-                    f"run's {self.base.advantage['_target_']}"
+                    f"{self.name}: batch_credit would change new advantages: keep the run's "
+                    f"advantage, {self.base.advantage['_target_']}"
                 )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
             is_normalised = self.base.reward["normalise_each"]
             if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
-                    f"{self.name}: the recorded advantages contain a critic, a KL penalty or "
-                    "normalised rewards, so a new advantage cannot be computed from the rewards"
+                    f"{self.name}: the recorded advantages depend on a critic, a KL penalty or "
+                    "normalised rewards, not on rewards alone: keep the run's advantage"
                 )
         sees_batch = hasattr(component(self.run.loss), "statistics")
         is_whole = self.base.record.get("num_groups", 0) is None
@@ -85,7 +85,7 @@ class Arm:
     def _is_unchanged(self, key: str) -> bool:
         return getattr(self.run, key) == getattr(self.base, key)
 
-    def credited(self, batch: RecordedBatch, folder: RunFolder) -> tuple[Tokens, Tensor]:
+    def with_credit(self, batch: RecordedBatch, folder: RunFolder) -> tuple[Tokens, Tensor]:
         """Return the tokens with this arm's advantages, and the weight of each token [N]."""
         tokens, weights = batch.tokens, batch.weights
         if not self._is_unchanged("advantage"):
@@ -101,14 +101,14 @@ class Arm:
         """
         kl = build(self.run.kl)()
         if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
-            raise ValueError(f"{self.name}: the run recorded no reference logprobs: leave kl out")
-        tokens, weights = self.credited(batch, folder)
+            raise ValueError(f"{self.name}: the run recorded no reference logprobs: add kl=none")
+        tokens, weights = self.with_credit(batch, folder)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
         objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
         objective = replace(objective, **schedules.options("", batch.step))
         objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
         if hasattr(loss, "statistics"):
-            statistics = loss.statistics(tokens).double()  # `tokens` are the whole batch
+            statistics = loss.statistics(tokens).double()  # `tokens` are the whole global batch
             objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
         if not self._is_unchanged("kl"):
@@ -203,7 +203,7 @@ def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, nam
     advantage, numbers = component(run.advantage), dict[str, Any]()
     for members in groups.values():
         if any(line.get("turn_rewards") for line in members):
-            raise ValueError(f"{name}: rewards by turn allow no new advantage: keep the run's own")
+            raise ValueError(f"{name}: the run has rewards per turn: keep the run's advantage")
         rewards = [line["shaped_reward"] for line in members]
         group = ScoredGroup(
             rewards=rewards,

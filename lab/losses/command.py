@@ -26,12 +26,12 @@ Compute other losses on the batches that a run recorded, without a model:
     python compare_losses.py outputs/run loss=mine steps=40..60   some steps
     python compare_losses.py outputs/run loss.clip_high=0.2,0.4 correction=none,tis_token
 
-Keys that an arm may change: {", ".join(CHANGEABLE)}; and their options
+Keys that can be compared: {", ".join(CHANGEABLE)} and their options
 
-    steps=40..60      first and last step (default: all recorded steps)
+    steps=40..60      first and last step, 40.. without a last one (default: all recorded steps)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
-    step=true         instead, take each loss's optimizer step from a checkpoint (minutes)
+    step=true         instead, train one batch with each loss from a checkpoint (minutes)
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
@@ -47,7 +47,7 @@ def main(words: list[str]) -> int:
     arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)  # wide enough for whole numbers in a file
+        console = Console(highlight=False, width=160)  # so that rich cuts no number in a file
     try:
         _compare(RunFolder(Path(folder)), arms, options, console)
     except (ValueError, OSError) as error:
@@ -64,10 +64,13 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
         raise ValueError(f"{folder} {what}: name a run that trained with record=all")
     if text is None:
         return steps
-    first, _, last = text.partition("..")
-    if not first.isdecimal() or not (last or first).isdecimal():
-        raise ValueError(f"steps={text}: give a step or a range, such as steps=40..60")
-    chosen = [step for step in steps if int(first) <= step <= int(last or first)]
+    first, is_range, last = text.partition("..")
+    last = last or (str(steps[-1]) if is_range else first)
+    if not first.isdecimal() or not last.isdecimal():
+        raise ValueError(
+            f"steps={text}: give a step or a range, such as steps=40..60 or steps=40.."
+        )
+    chosen = [step for step in steps if int(first) <= step <= int(last)]
     if not chosen:
         raise ValueError(f"steps={text}: choose from the recorded steps {steps[0]} to {steps[-1]}")
     return chosen
@@ -94,7 +97,7 @@ def _compare(
         grads.append(torch.cat([gradient for _, gradient in found]))
         objective = sum(value for value, _ in found) / len(found)
         rows.append((arm.name, f"{objective:.5g}", *difference(grads[0], grads[-1])))
-    basis = _basis(batches, grads[0])
+    basis = _describe_batches(batches, grads[0])
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
@@ -112,8 +115,8 @@ def _compare(
 def _print_steps(
     folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
 ) -> None:
-    """Print what the optimizer step of each loss does, from the newest checkpoint with a record."""
-    from lab.losses.step import COLUMNS, steps_taken  # imports DeepSpeed
+    """Print how each loss's step from the newest usable checkpoint changes logprobs."""
+    from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
     arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
     found = [path for path in folder.complete_checkpoints() if step_of(path) in usable]
@@ -122,12 +125,12 @@ def _print_steps(
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
     if not found or penalised or is_sharded:
         raise ValueError(
-            f"{folder}: step=true needs a checkpoint with recorded tokens of the next two steps "
-            "(trainer.checkpoint_every=10 max_steps=22) that is not sharded over ranks, no critic "
-            "and no KL penalty in the reward"
+            f"{folder}: step=true needs a checkpoint of one rank whose next two steps were "
+            "recorded, no critic, and no KL penalty in the reward: train with "
+            "record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 kl.place=loss"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)
-    for row in steps_taken(folder, arms, found[-1]):
+    for row in take_steps(folder, arms, found[-1]):
         table.add_row(*row)
     console.print(f"log pi of the next batch's answers, after a step from {found[-1].name}", table)
 
@@ -135,7 +138,7 @@ def _print_steps(
 def difference(base: Tensor, arm: Tensor) -> list[str]:
     """Return the last columns of `COLUMNS`, which compare two gradients [N] of the same tokens.
 
-    The cosine and the norm are NaN if a gradient that they divide by is 0 for all tokens.
+    Numbers that are divided by the norm of a zero gradient are NaN or infinite.
     """
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
@@ -145,15 +148,15 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
     return [f"{cosine:.4f}", f"{norm:.4g}", *(f"{100 * x.sum() / moved:.1f} %" for x in shares)]
 
 
-def _basis(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
+def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     untrained = sum(batch.num_untrained for batch in batches)
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
-    exact = f"{gap / most:.1g} of the largest" if most else "without any gradient"
+    error = f"{gap / most:.1g} of the largest one" if most else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
-        f"{batches[-1].step}.{left} The run's own loss repeats the recorded gradients to {exact}."
+        f"{batches[-1].step}.{left} The run's own loss repeats the recorded gradients to {error}."
     )
 
 
@@ -163,7 +166,7 @@ def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> 
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
-    gaps = (tokens.own - tokens.base).abs().fillna(float("inf"))  # first those that are NaN
+    gaps = (tokens.own - tokens.base).abs().fillna(float("inf"))  # NaN counts as the largest gap
     for token in tokens.loc[gaps.nlargest(count).index].itertuples():
         where = (token.step, token.rollout, token.turn, token.at, printable(repr(token.text)))
         numbers = (token.ratio, token.advantage, token.base, token.own)

@@ -36,7 +36,7 @@ def write_page(
 
 
 def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return the rows whose gradients differ most. `names`: columns with the two gradients."""
+    """Return the rows whose two gradients, the columns `names`, differ most."""
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)

@@ -1,7 +1,7 @@
 """Read the recorded tokens of an update as the input of a token loss.
 
-The gradient of a token loss with respect to log pi needs only recorded numbers: the logprobs pi,
-mu, old and ref, entropies, advantages and token weights. N: trained tokens, S: their rows.
+A token loss and its gradient with respect to log pi need only recorded numbers: pi, mu, old and ref
+(losses/tokens.py), entropies, advantages and weights. N: trained tokens, S: their rows.
 """
 
 import json
@@ -44,7 +44,7 @@ class RecordedBatch:
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
-    """Return the recorded tokens of a run's step, for example to call a loss on them.
+    """Return the recorded tokens of a step of the run in folder `path`.
 
     Raises:
         ValueError: the run has no token record of this step and update.
@@ -151,6 +151,6 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
-    """Return rollout id -> parsed line of the rollout file of a step."""
+    """Return the parsed lines of a step's rollout file by rollout id."""
     lines = map(json.loads, folder.read(folder.rollouts_of(step)).splitlines())
     return {line["id"]: line for line in lines}

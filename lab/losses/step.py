@@ -1,4 +1,4 @@
-"""Take the optimizer step of each loss from the same checkpoint, and score other answers.
+"""Take the optimizer step of each loss from one checkpoint, and score the next batch's answers.
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
@@ -29,8 +29,8 @@ COLUMNS = ("loss", "better answers", "worse answers", "absolute change")
 _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns).items()}
 
 
-def steps_taken(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Yield a row of COLUMNS for each arm: mean changes of log pi of the held-out answers.
+def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
+    """Take each arm's step. Yield a row of COLUMNS with the changes of log pi of the answers.
 
     An answer is better (worse) than its group if its recorded advantage is above (below) 0.
     """
@@ -39,14 +39,14 @@ def steps_taken(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Ite
     answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
-    held_out = [_row(row, rollout_id=ids[row.id]) for row in answers.values()]
+    held_out = [_to_row(row, rollout_id=ids[row.id]) for row in answers.values()]
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     with tempfile.TemporaryDirectory() as name:
         ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
         for arm in arms:
             learner = Learner(arm.run, folder, ranks)
             learner.load(checkpoint)
-            tokens, weights = arm.credited(batch, folder)
+            tokens, weights = arm.with_credit(batch, folder)
             trained = []
             for number, row in enumerate(batch.rows):
                 own = tokens.sequence_ids == number
@@ -54,22 +54,22 @@ def steps_taken(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Ite
                 fields = {"rollout_id": "rollout_ids", "group_id": "group_ids", "source": "source"}
                 fields["first_position"] = "positions"
                 place = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
-                trained.append(_row(row, *credit, number=row.row, **place))
-            scored = _planned(learner, held_out, step)
+                trained.append(_to_row(row, *credit, number=row.row, **place))
+            scored = _rank_batch(learner, held_out, step)
             before = _logprobs(learner, scored, len(ids))
-            learner.update(_planned(learner, trained, step))
+            learner.update(_rank_batch(learner, trained, step))
             change = _logprobs(learner, scored, len(ids)) - before
             means = (change[signs > 0].mean(), change[signs < 0].mean(), change.abs().mean())
-            del learner  # before the next one is built, because both may not fit into memory
+            del learner  # free its memory for the learner of the next arm
             yield [arm.name, *(f"{mean:+.4f}" for mean in means)]
 
 
-def _row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
+def _to_row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
     sampled: dict[str, Any] = {_NAMES[key]: np.nan_to_num(x) for key, x in row.sampled.items()}
     return weighted_row(TrainingRow(**sampled), advantages, weights, **place)
 
 
-def _planned(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
+def _rank_batch(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
     settings = {"step": step, "ranks": 1, "metrics": {}, "shares_prefixes": learner.shares_prefixes}
     return plan(rows, tokens_per_micro_batch=8192, **settings)[0]
 

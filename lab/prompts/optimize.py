@@ -11,7 +11,7 @@ from rich.console import Console
 from envs.protocol import Environment
 from lab.evaluation.served import (
     as_run_failures,
-    chat_setting,
+    chat_settings,
     lock_run_folder,
     prepare_settings,
     record_start,
@@ -88,9 +88,10 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
+    """Return the number of recorded rollouts. Complete the last line of a killed search."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
-    if content and not content.endswith(b"\n"):  # a killed search left its last line incomplete
+    if content and not content.endswith(b"\n"):
         path.write_bytes(content + b"\n")
     return len(content.splitlines())
 
@@ -131,7 +132,7 @@ def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
         "head_dtype": None,
         "max_seq_len": length,
         "max_tokens": reflection.max_tokens,
-        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # for training
+        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # only for training
     }
     return replace(settings, model=ModelNode.of(model), adapter_path=None, max_seq_len=length)
 
@@ -161,11 +162,11 @@ def _search(
         def connect(client: Any, setting: ChatSettings) -> Any:
             return runner.run(chats.enter_async_context(client.connect(setting)))
 
-        setting = chat_setting(settings, run_folder, env)
+        setting = chat_settings(settings, run_folder, env)
         policy = connect(build(settings.client)(), setting)
         client = reflection.client or build(settings.client)()
         if teacher is not None:
-            setting = chat_setting(teacher, teacher_folder, env)
+            setting = chat_settings(teacher, teacher_folder, env)
             client = RendererClient(on_rewrite="fork")
         sampler = reflection.sampler(setting.sampler)
         reflecting = connect(client, replace(setting, sampler=sampler, is_multi_turn=False))

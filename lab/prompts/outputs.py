@@ -29,7 +29,7 @@ from rl.runtime.text import key_of
 PROMPT = "system_prompt.txt"
 # Keys of the policy and the environment. train.py has all of these keys except adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the printed evaluate.py command has this times num_val examples
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command has num_val times this many examples
 
 
 def prompt_fingerprint(prompt: str) -> str:
@@ -50,7 +50,7 @@ class Candidate:
 
 
 def best_of(candidates: Sequence[Candidate]) -> int:
-    """Return the number of the candidate with the highest mean score, the oldest of several."""
+    """Return the number of the oldest candidate that has the highest mean score."""
     return max(range(len(candidates)), key=lambda number: candidates[number].mean)
 
 
@@ -111,7 +111,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # ± nan: < 2 pairs
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # NaN if under 2 pairs
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [

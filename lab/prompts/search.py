@@ -53,10 +53,10 @@ class Search:
     progress: Progress  # counts all rollouts of the search, including those of earlier starts
     save: Callable[[list[Candidate]], None]  # called after each validation of a candidate
     candidates: list[Candidate] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)  # error -> rollouts without a reward
+    failures: Counter[str] = field(default_factory=Counter)  # error -> number of its rollouts
     ended_by: str = ""
     propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
-    _validated: tuple[int, list[float | None]] = (0, [])  # calls before the evaluation, rewards
+    _validated: tuple[int, list[float | None]] = (0, [])  # Candidate.calls_before and scores
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:

@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def num_looks(self) -> int:
-        """The number of looks at the results: one, and one more per extension that added runs."""
+        """The number of looks at this arm's results: one, and one per extension that added runs."""
         return len({run.grown for run in self.runs})
 
 
@@ -81,7 +81,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return {last word of key: value} of each arm's overrides, or all {} if their keys differ."""
+    """Return {last word of key: value} for each arm's overrides, or {} for all if keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -1,7 +1,7 @@
-"""The report card of a loss: scores of small experiments, beside the stored cards of other losses.
+"""The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
-sweeps/report_card.yaml is the sweep, sweeps/row/*.yaml are the rows, docs/report-card.md explains
-the numbers. A cell is the runs of a row at one level and one learning rate.
+sweeps/report_card.yaml is the sweep. Each file of sweeps/row is a row of the card: an experiment
+that makes one thing harder, at the level easy or hard. docs/report-card.md explains the numbers.
 """
 
 import time
@@ -25,9 +25,9 @@ from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
 
-LADDER_ROW = "basic"
+LADDER_ROW = "basic"  # the first row, whose jobs try several learning rates (the ladder)
 Row: TypeAlias = dict[str, Any]  # title, knob, levels, measure, score: as in sweeps/row/*.yaml
-VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which cells differ
+VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which jobs differ
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -52,24 +52,24 @@ class Card(msgspec.Struct):
 
     @property
     def rate(self) -> float | None:
-        """The learning rate with the best score in the first row, None without that row."""
+        """The learning rate with the best score in LADDER_ROW, None without that row."""
         return max(self.ladder, key=lambda rate: self.ladder[rate], default=None)
 
     @property
     def ladder(self) -> dict[float, float]:
-        """The mean score of the first row by learning rate."""
+        """The mean score in LADDER_ROW by learning rate."""
         return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 
-    def of(self, row: str) -> list[Cell]:
+    def cells_of(self, row: str) -> list[Cell]:
         """Return the cells of a row at the chosen learning rate."""
         return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
 
     def interval(self, row: str) -> tuple[float, float]:
         """Return the mean score of a row and the radius of its 95 % interval over seeds.
 
-        The variance between seeds is pooled over all cells of the row, also those of the ladder.
+        The variance between seeds is pooled over the cells of the row at all learning rates.
         """
-        scores = [score for cell in self.of(row) for score in cell.scores]
+        scores = [score for cell in self.cells_of(row) for score in cell.scores]
         pooled = [cell.scores for cell in self.cells if cell.row == row]
         freedom = sum(len(one) - 1 for one in pooled)
         if not freedom or not scores:
@@ -87,15 +87,14 @@ def read_rows(folder: Path) -> dict[str, Row]:
 
 def read_cards(folder: Path) -> list[Card]:
     """Return the stored cards, in the order of their names."""
-    return [
-        msgspec.json.decode(path.read_bytes(), type=Card) for path in sorted(folder.glob("*.json"))
-    ]
+    paths = sorted(folder.glob("*.json"))
+    return [msgspec.json.decode(path.read_bytes(), type=Card) for path in paths]
 
 
 def card_of(
     name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
 ) -> Card:
-    """Return the card of the jobs that are done and whose other overrides are `common`."""
+    """Return the card of the finished jobs whose overrides, without VARIED, are `common`."""
     runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
     commits: dict[str, None] = {}
     for record in records:
@@ -122,7 +121,7 @@ def card_of(
 
 
 def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
-    """Return the mean of a named reward over the held-out rollouts that have it, if any has."""
+    """Return the mean reward `measure` of the held-out rollouts that have it, None if none has."""
     lines = folder.read(folder.evaluation_of(version)).splitlines()
     rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
     known = [reward for reward in rewards if reward is not None]
@@ -133,11 +132,12 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
     """Write the page and, beside it, the card as JSON. Return the text for the terminal."""
     stored = [one for one in stored if one.name != card.name]
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
-    played = {name: row for name, row in rows.items() if card.of(name)}
+    played = {name: row for name, row in rows.items() if card.cells_of(name)}
     shown, clear = [], []
     for name in sorted(played, key=lambda name: name != LADDER_ROW):
-        own, *others = (_line(one, name, played[name]) for one in (card, *stored) if one.of(name))
+        own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.cells_of(name))
         shown.append({"row": played[name], "lines": [own, *others]})
+        others = [one for one in others if one["played"] == own["played"]]
         lower = [one["name"] for one in others if own["high"] < one["low"]]
         higher = [one["name"] for one in others if own["low"] > one["high"]]
         clear += [f"{played[name]['title']}: lower than {', '.join(lower)}"] if lower else []
@@ -152,16 +152,18 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
 
 
 def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
-    """Return what the page shows of one card in one row."""
+    """Return what the page shows of one card in row `name`."""
     mean, radius = card.interval(name)
     levels = [
         f"{' '.join(value) if isinstance(value, dict) else value}: "
         f"{fmean(cell.starts):.2f} → {fmean(cell.scores):.2f}"
         for level, value in row["levels"].items()
-        for cell in card.of(name)
+        for cell in card.cells_of(name)
         if cell.level == level
     ]
     low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
+    played = {cell.level for cell in card.cells_of(name)}
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
     ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
-    return line | {"text": f"{mean:.2f}  {ends}"}
+    only = "" if played == {*row["levels"]} else f", only {' and '.join(sorted(played))}"
+    return line | {"played": played, "text": f"{mean:.2f}  {ends}{only}"}

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from lab.report.arms import arms_of
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import basis, conclusion, what_is_visible
+from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
 from lab.runs import folders_and_options, start_command
@@ -22,7 +22,7 @@ FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several ru
 
   baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
   until.smallest_effect=0.03   decide after every seed; adds the decision "equal within 0.03"
-  judged=3             number of last evaluations of each run to average (default: 1)
+  judged=3             average the last 3 evaluations of each run (default: 1)
   out=report.html      the page, in the same folder as report.json, report.csv and figures/
                        (default: in the first FOLDER)
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         if page.suffix != ".html":
             raise ValueError(f"out={page}: give a file name that ends in .html")
         if page.stem in RESERVED_STEMS:
-            raise ValueError(f"out={page}: the sweep has a {page.stem}.json: choose another name")
+            raise ValueError(f"out={page} would overwrite {page.stem}.json: choose another name")
         if "out" not in options and not paths[0].is_dir():
             raise ValueError(f"{paths[0]} does not exist: name the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
@@ -98,20 +98,19 @@ def report(
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     """Print a comparison, write report.json and the page, and return True if both were written."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
-    details = f"{basis(comparison)} {what_is_visible(comparison)}".rstrip()
+    details = f"{basis(comparison)} {describe_power(comparison)}".rstrip()
     records = arm_records(comparison, comparison.arms)
     _print(comparison.question, text, records, comparison.notes, details)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         numbers.write_bytes(as_json(comparison))
-        # Altair takes a second to import, so import it after the numbers are printed.
-        from lab.report.page import write_page
+        from lab.report.page import write_page  # takes a second, so print the numbers first
 
         write_page(comparison, page, command=command)
     except OSError as error:  # the disk is full, or a permission is missing
         problem = f"not all files are written ({error}): choose another folder, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
-        problem = f"{numbers} is written, the page is missing: {type(error).__name__}: {error}"
+        problem = f"{numbers} is written, but not the page: {type(error).__name__}: {error}"
     else:
         Console().print(Text(f"\n{printable(str(page))}", "dim"), soft_wrap=True)
         return True

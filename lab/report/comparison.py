@@ -98,10 +98,9 @@ def compare(
 ) -> Comparison:
     """Compare arms by their scores on the same questions, else by their training reward.
 
-    `baseline` is the name or the label of an arm. By default it is the first arm with evaluations,
-    or else with rewards. The last `num_judged` evaluations of each run are averaged. With a
-    `smallest_effect`, arms are decided after every seed (sequential.py).
-    Raise NothingToCompare or NoBaseline.
+    `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
+    the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
+    `smallest_effect`, decisions are sequential. Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
@@ -130,9 +129,10 @@ def compare(
 def _states(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> list[State]:
-    """Compare each arm with arm `at`. p-values are multiplied by `factors` and adjusted by Holm.
+    """Return the state of each arm, compared with arm number `at`.
 
-    If `effect` is not 0, decisions are sequential. `unscored`: the number of arms without scores.
+    p-values are multiplied by `factors`, then adjusted for the number of arms (Holm). If `effect`
+    is not 0, decisions are sequential. `unscored`: the number of arms without scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
@@ -186,7 +186,7 @@ def _results(
                 decision = st.decide(difference, state.p_value)
                 num_others = len(arms) - 1
                 visible = power.visible_difference(state.spread, num_others * factors[index])
-                # After more seeds, all arms are judged once more.
+                # More seeds mean one more look, which raises the factor of the p-value.
                 factor = num_others * st.looks_factor(looks[index] + 1)
                 needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
@@ -204,7 +204,7 @@ def _results(
                 if decision == st.EQUAL
                 else decision,
                 undecided_if=undecided_if,
-                chance_better=st.chance_better(scores.runs, base.runs) if knows else nan,
+                chance_better=st.chance_better(scores.means, base.means) if knows else nan,
                 visible_difference=visible,
                 seeds_needed=needed,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,

@@ -74,7 +74,7 @@ def basis(comparison: Comparison) -> str:
     return f"Scored on {len(scoring.questions)} held-out {questions}, {scoring.judged}, {text}."
 
 
-def what_is_visible(comparison: Comparison) -> str:
+def describe_power(comparison: Comparison) -> str:
     """Return the smallest visible difference (power.py), and the seeds that a decision needs."""
     # More seeds do not decide an arm that is undecided because of missing data.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]

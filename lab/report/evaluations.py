@@ -83,7 +83,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash the user messages before the first answer. Arms may have different system prompts."""
+    """Hash only the user messages before the first answer, because system prompts may differ."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

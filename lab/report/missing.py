@@ -44,7 +44,8 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
 def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, float]]:
     lowest: dict[str, float] = {}
     highest: dict[str, float] = {}
-    for evaluation in (one for run in scoring.runs for one in run.judged(scoring.num_judged)):
+    judged = (one for run in scoring.runs for one in run.judged_evaluations(scoring.num_judged))
+    for evaluation in judged:
         for question, rewards in evaluation.rewards.items():
             for reward in (reward for reward in rewards if reward is not None):
                 lowest[question.env] = min(reward, lowest.get(question.env, reward))

@@ -99,7 +99,7 @@ def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
         yield f"Initial weights from other runs: {'; '.join(parents)}."
     commits = sorted({run.commit for run in runs} - {""})
     if len(commits) > 1:
-        texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the +uncommitted
+        texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the suffix +uncommitted
         yield f"The runs used {len(commits)} commits: {', '.join(texts)}."
     versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
     for run in runs:

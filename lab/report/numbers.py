@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lab.report.arms import Arm
 from lab.report.comparison import Comparison
-from lab.report.conclusion import basis, conclusion, what_is_visible
+from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.power import MOST_SEEDS
 from lab.report.statistics import BETTER, LEVEL, NUM_DRAWS, WORSE
 
@@ -41,7 +41,7 @@ def as_json(comparison: Comparison) -> bytes:
         "question": comparison.question or None,
         "conclusion": conclusion(comparison),
         "basis": basis(comparison),
-        "visible": what_is_visible(comparison),
+        "visible": describe_power(comparison),
         "looks": comparison.num_looks,
         "measure": comparison.scoring.measure,
         "judged": comparison.scoring.judged,
@@ -62,7 +62,7 @@ def arm_records(comparison: Comparison | None, arms: Sequence[Arm]) -> list[Reco
     records: dict[str, Record] = {}
     for result in comparison.by_score if comparison else ():
         numbers = {key: getattr(result, key) for key in COLUMNS if hasattr(result, key)}
-        numbers |= {"scores": result.scores.runs.tolist(), "undecided_if": result.undecided_if}
+        numbers |= {"scores": result.scores.means.tolist(), "undecided_if": result.undecided_if}
         records[result.arm.label] = numbers | {"scored_runs": len(result.runs)}
     for arm in arms:
         records.setdefault(arm.label, {})

@@ -15,7 +15,7 @@ import msgspec
 from envs.loading import cache_folder
 from lab.report.arms import differing_keys
 from lab.report.comparison import Comparison
-from lab.report.conclusion import basis, ended_early, headline, what_is_visible
+from lab.report.conclusion import basis, describe_power, ended_early, headline
 from lab.report.curves import curves
 from lab.report.forest import forest
 from lab.report.notes import group_by_cause
@@ -51,7 +51,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         headline=headline(comparison),
         ended_early=ended_early(comparison),
         basis=basis(comparison),
-        what_is_visible=what_is_visible(comparison),
+        describe_power=describe_power(comparison),
         heads=[*comparison.arms[0].choices] or ["arm"],
         numbers=table(arm_records(comparison, comparison.arms)),
         settings=settings_table(comparison),

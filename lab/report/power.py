@@ -12,7 +12,7 @@ _LARGEST_COUNT = 10**7  # if this many seeds do not suffice, no number of seeds 
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:
-    """Return the smallest true difference that is detected with probability POWER, or NaN."""
+    """Return the difference that is detected with probability POWER. `factor` scales p-values."""
     tail = 1 - ERROR / 2 / factor
     num_standard_errors = sum(
         student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)

@@ -1,7 +1,7 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,7 +77,7 @@ class Run:
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # number of extensions of the sweep until it contained this run
+    grown: int = 0  # index of the sweep's command that added this run
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
@@ -103,7 +103,7 @@ class Run:
         """The questions of the last evaluation, or an empty set without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
-    def judged(self, num_judged: int) -> list[Evaluation]:
+    def judged_evaluations(self, num_judged: int) -> list[Evaluation]:
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
@@ -115,7 +115,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Read a run. `folder` is None if a job failed, with `error`, before it had a folder."""
+    """Return the run of a folder, or of a job that failed with `error` before it had a folder."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -128,7 +128,8 @@ def read_run(
             cause=_make_readable(error or "it failed before its folder was created"),
         )
     rows, settings, record = read_metrics(folder), _read_settings(folder), read_record(folder)
-    config, num_steps = _without_run_keys(settings, folder.name), steps_done(rows)
+    given = {key_of(item) for item in overrides}
+    config, num_steps = _without_run_keys(settings, folder.name, given), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)
@@ -139,7 +140,7 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed", seed),
-        has_begun=folder.path.is_dir() or error is None,  # no error: it was deleted
+        has_begun=folder.path.is_dir() or error is None,  # without error, it was deleted
         cause=_make_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
@@ -178,13 +179,17 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _without_run_keys(settings: dict[str, Any], run_name: str) -> dict[str, Any]:
+def _without_run_keys(
+    settings: dict[str, Any], run_name: str, given: Container[str]
+) -> dict[str, Any]:
     # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
         key: value
         for key, value in settings.items()
-        if key.rpartition(".")[2] not in RUN_KEYS
+        # Nested keys such as env.seed usually interpolate ${seed}, unless the user gave a value.
+        if key not in RUN_KEYS
+        and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
         and not (isinstance(value, str) and name.search(value))
     }
@@ -211,7 +216,7 @@ def _cause(
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:
-    """Return the cumulative sums of a metric before each row, and after the last row [T + 1]."""
+    """Return the sum of a metric before each of the T rows, and after the last row [T + 1]."""
     values = np.array([row.get(name) for row in rows], float)  # numpy turns None into NaN
     return np.concatenate([[0.0], np.nan_to_num(values).cumsum()])
 

@@ -114,7 +114,7 @@ def _scored_arm(
 ) -> ScoredArm:
     seeds = {seed_of(run) for run, _ in rows}
     lost = [run for run in arm.runs if run.ended_early or run in mostly_unscored]
-    judged = [one for run, _ in rows for one in run.judged(num_judged)] if num_judged else []
+    judged = [x for r, _ in rows for x in r.judged_evaluations(num_judged)] if num_judged else []
     rewards = [reward for one in judged for rewards in one.rewards.values() for reward in rewards]
     return ScoredArm(
         arm=arm,
@@ -162,11 +162,11 @@ def as_range(numbers: Sequence[int]) -> str:
 def mean_scores(
     run: Run, num_judged: int, unscored: Mapping[str, float] | None = None
 ) -> dict[Question, float]:
-    """Return the mean over the judged versions for each question that all of them scored.
+    """Return the mean score of each question over the judged versions, if all versions have one.
 
     `unscored` is the reward of unscored rollouts in each environment. By default they are left out.
     """
-    tables = [one.scores_with(unscored or {}) for one in run.judged(num_judged)]
+    tables = [one.scores_with(unscored or {}) for one in run.judged_evaluations(num_judged)]
     questions = set(tables[0]).intersection(*tables) if tables else set()
     means = {q: sum(table[q] for table in tables) / len(tables) for q in questions}
     return {question: mean for question, mean in means.items() if not isnan(mean)}

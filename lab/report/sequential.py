@@ -42,7 +42,7 @@ class State:
     error: float = st.ERROR  # alpha
     decision: str = st.OPEN
     spread: st.Spread | None = None  # None before the first look
-    p_value: float = nan  # known only if the decision is made once (comparison.py)
+    p_value: float = nan  # known only for a decision that is made once (comparison.py)
 
     @property
     def seeds_needed(self) -> float | None:

@@ -69,13 +69,13 @@ class Scores:
         return self.num_seeds >= FEWEST_SEEDS
 
     @property
-    def runs(self) -> Floats:
+    def means(self) -> Floats:
         return self.y.mean(1)  # [S]
 
     @property
     def between_seeds(self) -> float:
         """A: the variance of the score between seeds, 0 if the seeds are not resampled."""
-        return float(self.runs.var(ddof=1) / self.num_seeds) if self.resamples_seeds else 0.0
+        return float(self.means.var(ddof=1) / self.num_seeds) if self.resamples_seeds else 0.0
 
     @cached_property
     def noise(self) -> float:
@@ -105,8 +105,7 @@ class Spread:
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C, the variance between questions
     noise: float  # R, the noise variance
-    # degrees of freedom of C: the number of questions minus the number of environments
-    free_questions: int
+    free_questions: int  # degrees of freedom of C: number of questions minus environments
 
     @property
     def variance(self) -> float:

@@ -1,4 +1,4 @@
-"""Play the report card of a loss: first the ladder of learning rates, then the other rows."""
+"""Run the jobs of a report card: the first row at each learning rate, then the other rows."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -14,18 +14,18 @@ from rl.terminal.panel import format_time
 
 ROWS, STORED = SHIPPED / "sweeps" / "row", SHIPPED / "baselines" / "report_card"
 RATE = "optim.learning_rate"
-TYPICAL_S = 40.0  # seconds of a run while no card is stored
+TYPICAL_S = 40.0  # assumed seconds of a run if no card is stored
 
 
 class CardSweeper(ChoosingSweeper):
-    """A Hydra sweeper that chooses the learning rate of most jobs by the first jobs."""
+    """A Hydra sweeper that chooses a learning rate with the first row, for all other rows."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch the jobs of the first row at each learning rate, then those of the other rows."""
+        """Launch the first row at each learning rate, then the other rows at the best rate."""
         assert self.config is not None
         jobs = self.parse_jobs(arguments)
-        ladder, others = stages(jobs, self.config.card.ladder)
-        say(price(self.folder, [*ladder, *others]))
+        ladder, others = split_jobs(jobs, self.config.card.ladder)
+        say(remaining_work(self.folder, [*ladder, *others]))
         returns = self._launch_all(ladder, 0)
         rate = f"{RATE}={played_card('', self.folder, jobs).rate}"
         return returns + self._launch_all([[*job, rate] for job in others], len(ladder))
@@ -37,8 +37,8 @@ class CardSweeper(ChoosingSweeper):
         return returns
 
 
-def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the jobs of the ladder of learning rates, and the other jobs, still without a rate."""
+def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
+    """Return the first row's jobs at each learning rate, and the other jobs, without a rate yet."""
     rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}
@@ -50,26 +50,26 @@ def stages(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
     return [list(job) for job in ladder], others
 
 
-def price(sweep: SweepFolder, jobs: Jobs) -> str:
-    """Return the number of jobs that are not done and the minutes that they are likely to take."""
+def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
+    """Return the number of jobs that are not done, and their expected duration, as text."""
     ended = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
     done = {*ended, *(tuple(item for item in one if key_of(item) != RATE) for one in ended)}
     left = [job for job in jobs if identity(job) not in done]
     seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
     total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
     each = format_time(fmean(seconds))
-    return f"{len(left)} runs to play, about {format_time(total)} (each {each})"
+    return f"{len(left)} runs are not done, which take about {format_time(total)} ({each} each)"
 
 
 def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
-    """Return the card of the finished jobs with the overrides that all of `jobs` share."""
+    """Return the card of the finished jobs that have the common overrides of `jobs`."""
     common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))
 
 
 def write_card(name: str, sweep: SweepFolder, jobs: Jobs) -> None:
-    """Write the page of what was played, and print its numbers."""
+    """Write the page of the finished jobs, if there are any, and print its numbers."""
     card, page = played_card(name, sweep, jobs), sweep.path / "report.html"
     if card.cells:
         say(write_page(page, card, read_cards(STORED), read_rows(ROWS)))

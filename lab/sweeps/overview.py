@@ -67,7 +67,7 @@ class Jobs:
 
 
 def read_jobs(sweep: SweepFolder) -> Jobs:
-    """Return the jobs of the latest start; all jobs if the sweeper chooses by earlier results."""
+    """Return the jobs of the latest start, or all if the sweeper chooses jobs by results."""
     records, info = sweep.records(), sweep.read_info()
     numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}

@@ -2,7 +2,7 @@
 
 A process reserves a slot by locking files that all sweeps of a user share, one file per core or
 GPU. The kernel releases the locks when the process ends. The process and its children use only the
-cores of the slot, and start no more threads (rl/inference/server.py, rl/trainer/loop.py).
+cores of the slot, and at most one thread per core (rl/inference/server.py, rl/trainer/loop.py).
 """
 
 import fcntl

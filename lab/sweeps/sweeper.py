@@ -11,7 +11,7 @@ Jobs = list[list[str]]  # the overrides of each job
 
 
 class ChoosingSweeper(BasicSweeper):
-    """A Hydra sweeper that records the jobs of each launch in the folder of the sweep."""
+    """A Hydra sweeper that chooses jobs by results and records them in the folder of the sweep."""
 
     @property
     def folder(self) -> SweepFolder:
@@ -27,7 +27,7 @@ class ChoosingSweeper(BasicSweeper):
         return jobs
 
     def launch(self, jobs: Jobs, first: int) -> list[Any]:
-        """Launch jobs with numbers from `first` on; return Hydra's JobReturns."""
+        """Launch jobs with numbers from `first` on, and return their Hydra JobReturns."""
         assert self.launcher is not None
         self.folder.claim_all(jobs)
         return list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []

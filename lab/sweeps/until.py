@@ -29,11 +29,11 @@ from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
 ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run has 0.018
-MOST_FAILURES = 3  # so many failed jobs end this start of the sweep
+MOST_FAILURES = 3  # this many failed jobs end the current start of the sweep
 
 
 class UntilDecided(ChoosingSweeper):
-    """A Hydra sweeper that launches each job of the basic sweeper with seeds 0, 1, 2, ..."""
+    """A Hydra sweeper that runs each arm with seeds 0, 1, 2, ... until the arm is decided."""
 
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
@@ -143,7 +143,7 @@ class Progress:
         likely = {i: max(n, seeds[i] + 1) for i, n in needed.items() if n < inf}
         most = max(likely.values(), default=0)
         runs = sum(n - seeds[i] for i, n in likely.items()) + max(most - seeds[0], 0)
-        text += f". Likely to be missing: {runs:.0f} runs"
+        text += f". Probably still needed: {runs:.0f} runs"
         if not each:
             return (
                 f"{text} ({most:.0f} seeds of each arm, if the standard deviation between seeds is "

@@ -88,13 +88,13 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
             by_id[row.id].append(row)
         return by_id
 
-    def of(row: Row) -> dict[str, Any]:
+    def answer_for(row: Row) -> dict[str, Any]:
         if row.source == "evaluation":
             why = "evaluations are not trained on, so they have no token record"
             return {"rows": [], "why": why}
         return tokens_of(run, row.step, row.id, recorded, used=row.used, options=options)
 
-    return [of(index.rows[number]) for number in numbers]
+    return [answer_for(index.rows[number]) for number in numbers]
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _FULL_COLOUR_QUANTILE = 0.98  # a |gradient| at or above this quantile gets the 
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
-class _Rewritten(Exception):
+class _FileRewritten(Exception):
     """Raised if a file was deleted or its earlier rows have changed."""
 
 
@@ -46,7 +46,7 @@ class RunIndex:
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
         self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
-        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> |gradient|
+        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> sum
         self._records: dict[Path, int] = {}  # token file -> its modification time
 
     def gradient_sum(self, row: Row) -> float | None:
@@ -58,7 +58,7 @@ class RunIndex:
         with self.lock:
             try:
                 self._refresh_rollouts()
-            except _Rewritten:
+            except _FileRewritten:
                 self._reset()
                 self._refresh_rollouts()
             self._refresh_records()
@@ -66,13 +66,13 @@ class RunIndex:
     def _refresh_rollouts(self) -> None:
         present = source_files(self.run_folder)
         if self.files.keys() - {file.path for file in present}:
-            raise _Rewritten
+            raise _FileRewritten
         for file in present:
             if self.files.get(file.path) != file:
                 self._read(file)
 
     def _read(self, file: SourceFile) -> None:
-        """Add the new rows of a file. Raise _Rewritten if its earlier rows have changed."""
+        """Add the new rows of a file. Raise _FileRewritten if its earlier rows have changed."""
         try:
             rows, broken, is_complete = rows_of(file)
         except OSError as error:
@@ -80,7 +80,7 @@ class RunIndex:
             broken = [f"{file.path.name} cannot be read: {error.strerror}"]
         before = [row for row in self.rows if row.path == file.path]
         if rows[: len(before)] != before:
-            raise _Rewritten
+            raise _FileRewritten
         self.rows += rows[len(before) :]
         self.broken[file.path] = broken
         self.incomplete = (self.incomplete - {file.path}) | (set() if is_complete else {file.path})

@@ -30,7 +30,7 @@ def bundles_for(
 ) -> list[Bundle]:
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
-    `nodes` has all GPUs and CPUs of each node, also those that other jobs have reserved.
+    `nodes` has all GPUs and CPUs of each node, including those that other jobs have reserved.
     conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if even the unused
     cluster would be too small.
     """
@@ -60,8 +60,8 @@ def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[st
                 else ("a replica", "inference.tensor_parallel_size or cluster.cores_per_replica")
             )
             yield (
-                f"{user} on one node need {bundle.devices} GPUs and {bundle.cores} CPUs, but the "
-                f"nodes of the cluster have {available}: lower {remedy}{on_cpus}"
+                f"one node must have {bundle.devices} GPUs and {bundle.cores} CPUs for {user}, but "
+                f"the nodes of the cluster have {available}: lower {remedy}{on_cpus}"
             )
     for what, of in (("GPUs", "devices"), ("CPUs", "cores")):
         needed = sum(getattr(bundle, of) for bundle in bundles)

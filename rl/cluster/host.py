@@ -1,4 +1,4 @@
-"""Interfaces of a host: a machine on which the supervisor starts processes and watches them.
+"""Interfaces of a host, which is a machine on which the supervisor starts and watches processes.
 
 LocalHost and RayHost implement the interface. If a host cannot be reached any more, its processes
 count as ended, and a later start on that host raises HostLost.

@@ -35,7 +35,7 @@ class LocalHost:
 
 
 class LocalCluster:
-    """The cluster of this machine alone, so that its processes can connect by Unix sockets."""
+    """The cluster that is only this machine, whose processes can connect by Unix sockets."""
 
     spans_hosts: ClassVar[bool] = False
 

@@ -24,8 +24,8 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address, own_address
 
-# Without these variables, Ray kills the reaper when a RayNode ends, and gives our processes a lower
-# CPU priority than other processes of the node.
+# Without these variables, Ray kills the reaper (rl/runtime/child.py) when a RayNode ends, and gives
+# our processes a lower CPU priority than other processes of the node.
 _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_niceness": "0"}
 
 
@@ -81,8 +81,8 @@ class RayCluster:
 
 
 def _connect(address: str) -> Any:
-    """Connect to the Ray cluster and return the module ray. Restore our SIGTERM handler."""
-    import ray  # pyright: ignore[reportMissingImports] an extra
+    """Connect to the Ray cluster and return the module ray. Keep our own SIGTERM handler."""
+    import ray  # pyright: ignore[reportMissingImports] an optional package
 
     before = signal.getsignal(signal.SIGTERM)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -143,7 +143,7 @@ def _reserve(
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
-    Compare hashes of the run's key file. Do not send the key, because Ray does not encrypt.
+    Send only a hash of the run's key file to each node, because Ray does not encrypt.
     """
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()

@@ -75,23 +75,23 @@ class RayHost:
             self._pending = self.node.returncodes.remote()
         if self._ray.wait([self._pending], timeout=0)[0]:
             asked, self._pending = self._pending, None
-            with suppress(HostLost):  # `_get` stores the error in `self.lost` before it raises
-                self.returncodes = dict(enumerate(self._get(asked, "returncodes")))
+            with suppress(HostLost):  # `_wait_for` stores the error in `self.lost` before it raises
+                self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call the RayNode. Raise HostLost if the node is lost, RunFailed if the call fails."""
         if self.lost:
             raise self.lost
-        return self._get(getattr(self.node, method).remote(*arguments), method)
+        return self._wait_for(getattr(self.node, method).remote(*arguments), method)
 
-    def _get(self, asked: Any, method: str) -> Any:
+    def _wait_for(self, asked: Any, method: str) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(asked, timeout=_CALL_TIMEOUT_S)
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self.lost = HostLost(
                 f"the host {self.address} is lost with all its processes, because its Ray node or "
-                f"our actor ended or did not answer for {_CALL_TIMEOUT_S:g} s: check `ray status`"
+                f"our RayNode ended or did not answer for {_CALL_TIMEOUT_S:g} s: check `ray status`"
             )
             raise self.lost from error
         except errors.RayTaskError as error:

@@ -17,7 +17,7 @@ from rl.cluster.local import LocalHost
 from rl.runtime.child import Reaper
 from rl.runtime.network import free_port, own_address
 
-_NEW_FILE_TIMEOUT_S = 10.0  # longest delay until a network file system shows a new file
+_NEW_FILE_TIMEOUT_S = 10.0  # maximum delay until a network file system shows a new file
 
 
 class RayNode:

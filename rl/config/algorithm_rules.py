@@ -71,7 +71,7 @@ def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
     if updates > 1 and not learned.takes_any_text and not learned.uses_ratio:
         yield (
             f"{loss} assumes that the current policy sampled the batch, but updates_per_batch="
-            f"{updates} changes the policy in between: use updates_per_batch=1, or loss=cispo"
+            f"{updates} changes the policy within a batch: use updates_per_batch=1, or loss=cispo"
         )
     if learned.correction_is_neutral:
         return

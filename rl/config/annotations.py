@@ -34,7 +34,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type of a nested node in evaluated annotations; msgspec gets an instance as the value."""
+    """The type that stands for nodes in annotations; msgspec checks an instance, not the node."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -68,7 +68,7 @@ class _Namespace(dict[str, Any]):
         return Any
 
 
-class _Unqualify(ast.NodeTransformer):
+class _Unqualifier(ast.NodeTransformer):
     """Replaces a dotted name in an annotation by its last name: pathlib.Path becomes Path."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
@@ -78,7 +78,7 @@ class _Unqualify(ast.NodeTransformer):
 def _evaluate(text: str, module: Module) -> Any:
     """Return the type that an annotation names, or Any if msgspec cannot check it."""
     try:
-        tree = _Unqualify().visit(ast.parse(text, mode="eval"))
+        tree = _Unqualifier().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any

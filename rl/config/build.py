@@ -16,8 +16,8 @@ from rl.config.signatures import options_of
 def build(node: Mapping[str, Any]) -> partial[Any]:
     """Return the node's callable with its options bound; the caller adds positional arguments.
 
-    Nested nodes are built first; a nested class becomes an instance. If the class has a method
-    `configure`, this method gets its own options right after the constructor.
+    The nodes inside `node` are built first, and their classes become instances. If the node's class
+    has a method `configure`, the callable also calls this method with its own options.
     """
     target = str(node["_target_"])
     known = options_of(target)
@@ -60,7 +60,7 @@ def component(node: Mapping[str, Any]) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Raise ConfigError with all errors that the constructors of these groups raise."""
+    """Construct the component of each group. Raise ConfigError with the errors of all groups."""
     problems: list[str] = []
     schedules = Schedules.of(vars(run))
     for group in groups:

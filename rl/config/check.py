@@ -44,7 +44,7 @@ def check(
             when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
             for when, values in configs_at_extremes(config)
         }
-        # A problem at every such step does not depend on the step.
+        # A problem that occurs at all of these steps does not depend on the step.
         always = [p for p in next(iter(found.values())) if all(p in ps for ps in found.values())]
         steps = [when + p for when, ps in found.items() for p in ps if p not in always]
         _raise_problems([*always, *steps])

@@ -14,9 +14,9 @@ _FIELDS = {"url", "model", "api_key_variable"}
 
 
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with URLs, models and keys for the endpoints that a `url` names.
+    """Return the configuration with the URL and the model of each endpoint whose name is a `url`.
 
-    A model that the configuration sets is kept. Raise ConfigError for a wrong file or name.
+    Keep a model that the configuration sets. Raise ConfigError for a wrong file or name.
     """
     if not FILE.is_file():
         return config
@@ -26,7 +26,8 @@ def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError([f"{FILE} cannot be read: {error}"]) from None
     for name, fields in known.items():
         if not isinstance(fields, dict) or not {"url", "model"} <= fields.keys() <= _FIELDS:
-            raise ConfigError([f"{FILE}: [{name}] needs url and model, may have api_key_variable"])
+            fields = "url and model, and may have api_key_variable, but no other key"
+            raise ConfigError([f"{FILE}: [{name}] needs {fields}"])
     return _fill_endpoints(config, known)
 
 

@@ -34,8 +34,8 @@ def is_external(inference: Config | None) -> bool:
 def needs_reference(config: Config) -> bool:
     """Return whether the run loads a reference: for a KL penalty, or as a teacher.
 
-    The rules (rl/config/reference_rules.py) refuse a teacher that the loss does not read, and a
-    loss that uses the policy itself as its teacher.
+    Every teacher counts, because other rules (reference_rules.py) refuse a teacher that the loss
+    does not read.
     """
     node = config["reference"]
     kind = node["_target_"]
@@ -45,7 +45,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Config]:
-    """Return the references by dotted path: a single one, or one per environment of a mixture."""
+    """Return dotted path -> reference: a single one, or one per environment (reference=per_env)."""
     if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):

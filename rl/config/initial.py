@@ -27,8 +27,8 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
         elif not saved:
             found = f"there is no checkpoint in {' or '.join(dict.fromkeys(map(str, folders)))}"
         raise ValueError(
-            f"init_from={name}: {found}: name a run that trained all weights, and one of its steps "
-            "(<run>:<step>)"
+            f"init_from={name}, but {found}: name a run that trained all weights, and one of its "
+            "steps (<run>:<step>)"
         )
     return chosen
 
@@ -48,11 +48,11 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "adapter: set init_optimizer=false, or use adapter=none"
             )
         elif config.get("init_optimizer") and isinstance(found, Path):  # not a resume
-            yield from _other_optimizer(config, RunFolder(found.parents[1]))
+            yield from _optimizer_problems(config, RunFolder(found.parents[1]))
 
 
-def _other_optimizer(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
-    """Yield why DeepSpeed cannot load the optimizer state of the checkpoints of a run."""
+def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
+    """Yield why DeepSpeed cannot load the optimizer state from the checkpoints of that run."""
     before = load_yaml(run_folder.read(run_folder.config))
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]

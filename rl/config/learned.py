@@ -30,7 +30,7 @@ class Learned:
     batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
     aggregation_takes_turns: bool
     aggregation_weighs_sequences: bool  # whether short and long rollouts weigh the same
-    truncation_lowers_rewards: bool  # whether the truncation can make a reward of 0 negative
+    truncation_lowers_rewards: bool  # whether the truncation can make a reward negative
     selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
 
     @staticmethod
@@ -41,7 +41,7 @@ class Learned:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Convert the output of `asdict`, possibly read back from JSON or YAML, to a `Learned`."""
+        """Return a `Learned` from the output of `asdict`, in which the tuple may be a list."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Check the order of two options, and refuse keys of deepspeed that another option sets.
+"""Check the order of two options. Refuse DeepSpeed and vLLM keys that another option sets.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 
@@ -36,7 +36,7 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 
 def sampling_limits(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the sampler's limits and the limits in env.sampling, each with its config path."""
+    """Return (config path, options) of the sampler and of each environment in env.sampling."""
     limits = value_of(config, "env.sampling") or {}
     return [("sampler", config["sampler"]), *((f"env.sampling.{k}", v) for k, v in limits.items())]
 

@@ -1,4 +1,4 @@
-"""Read a model's maximum number of positions. An adapter has that of its base model."""
+"""Read the maximum number of positions of a model, or of the base model of an adapter."""
 
 from contextlib import suppress
 from pathlib import Path

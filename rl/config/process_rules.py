@@ -1,4 +1,4 @@
-"""Check the options of a run's processes: ZeRO, time limits, devices, debugging, vLLM's head."""
+"""Check the options of processes: ZeRO, timeouts, GPUs, debugging, and vLLM's output head."""
 
 from collections.abc import Iterator
 

@@ -49,7 +49,7 @@ def unused_or_missing_reference_problems(config: Config, learned: Learned) -> It
 
 
 def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check each teacher of reference=per_env as if this teacher were the only reference."""
+    """Check each reference by itself: the only one, or each teacher of reference=per_env."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
@@ -103,7 +103,7 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
-        yield f"{' and '.join(sorted(numbers))} must be equal, because one loss reads all: set one"
+        yield f"{' and '.join(sorted(numbers))} differ, but one loss reads all: set equal values"
 
 
 REFERENCE_RULES = (

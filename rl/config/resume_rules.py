@@ -21,7 +21,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
-# Options that may change at a resume: how long and how the run executes, never what it learns.
+# Options that may change at a resume, because they do not affect what a step teaches the policy.
 MAY_CHANGE = (
     *START_KEYS,
     *("output_dir", "learned", "init_optimizer"),  # none of them affects a resumed run
@@ -46,8 +46,8 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# Newer options, with values that reproduce what runs did before these options existed.
-_OLDER = {
+# Option that older runs lack -> the value that reproduces what those runs did.
+_OLD_BEHAVIOUR = {
     "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
     "strategy": {"_target_": "rl.sampling.strategy.Independent"},
 }
@@ -98,21 +98,21 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}, start a new run, or continue with the changed code "
             "by accept_changed_code=true"
         )
-    older = {key: node for key, node in _OLDER.items() if key in config}
+    older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Null means one rank per device. The supervisor repeats this check with the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
-            "each rank can load only its own share of the optimizer from the checkpoint: use "
-            f"{ranks}={then.get(ranks)}"
+            "a checkpoint has one share of the optimizer per rank, which only this rank can load: "
+            f"use {ranks}={then.get(ranks)}"
         )
     # Treat a missing key as null, because an older run may lack a newer option.
     changed = [
         key
         for key in {**then, **now}
-        if not _may_change(key) and _comparable(now.get(key)) != _comparable(then.get(key))
+        if not _may_change(key) and _resolve_path(now.get(key)) != _resolve_path(then.get(key))
     ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
@@ -127,8 +127,8 @@ def _may_change(key: str) -> bool:
     return key not in FIXED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
 
 
-def _comparable(value: Any) -> Any:
-    """Make a path absolute, because a shipped path is relative only in this checkout."""
+def _resolve_path(value: Any) -> Any:
+    """Return the absolute path if `value` names an existing file or folder, else `value`."""
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), SHIPPED / value):
             with suppress(OSError):  # the operating system rejects the text as a path

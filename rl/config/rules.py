@@ -78,13 +78,13 @@ def strategy_problems(config: Config) -> Iterator[str]:
     target, sampler = config["strategy"]["_target_"], config["sampler"]["_target_"]
     if fact(target, "samples", True) and is_imitator(sampler):
         yield (
-            f"{target} plays attempts of the policy, but {sampler} starts no vLLM: "
+            f"{target} samples from the policy, but {sampler} starts no vLLM: "
             "use strategy=independent, or sampler=async"
         )
     for path, limits in sampling_limits(config):
         if limits.get("stop") and fact(target, "begins_turns", False):
             yield (
-                f"{target} begins turns with given tokens, where vLLM does not find "
+                f"{target} begins turns with given tokens, in which vLLM does not look for "
                 f"{path}.stop={list(limits['stop'])}: set {path}.stop=[], or use another strategy"
             )
 
@@ -146,7 +146,7 @@ def data_file_problems(config: Config) -> Iterator[str]:
             if file.is_dir():
                 yield f"{path}.{key}={value} is a folder: name a file in this folder"
             elif not glob(str(file)):
-                yield f"{path}.{key}={value}: no such file (relative paths start in {Path.cwd()})"
+                yield f"{path}.{key}={value} does not exist (relative paths start in {Path.cwd()})"
 
 
 def micro_batch_problems(config: Config) -> Iterator[str]:

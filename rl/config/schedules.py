@@ -3,9 +3,9 @@
     sampler: {temperature: {_target_: rl.schedule.linear, start: 1.0, end: 0.6, steps: 500}}
     -> sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
 
-`split_schedules` makes this change. `Schedules` returns the values of a step to the components. As
-the step, sampler, environment and credit use the policy version at which a group of rollouts
-starts. The trainer uses the step that it trains.
+`split_schedules` makes this change. `Schedules.apply` gives a component its values at a step. For
+the sampler, the environment and the credit, the step is the policy version with which a group
+starts. For the trainer, the step is the one that it trains.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ SCHEDULED = (
     *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
     *("truncation.*", "advantage.*", "loss.*", "correction.*", "kl.beta", "entropy_bonus"),
 )
-_MOST_STEPS = 10_000_000  # steps at which a schedule is called, to find its extremes
+_MOST_STEPS = 10_000_000  # maximum number of calls of a schedule to find its extremes
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
@@ -49,8 +49,8 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
 def split_schedules(config: Config) -> dict[str, Any]:
     """Return the configuration with numbers in place of its schedules, and the key `schedules`.
 
-    A number is the largest value during the run, so that the run loads the reference of a penalty
-    that begins at 0. An environment gets its value at step 0, which a warm start uses.
+    Each number is the largest value of its schedule, so that a run whose KL penalty begins at 0
+    loads the reference. An environment gets its value at step 0, which a warm start uses.
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
@@ -62,7 +62,7 @@ def split_schedules(config: Config) -> dict[str, Any]:
 
 
 def join_schedules(config: Config) -> dict[str, Any]:
-    """Return the configuration that `split_schedules` was given."""
+    """Undo `split_schedules`: return the configuration with its schedules in place."""
     config = dict(config)
     return with_values(config, config.pop("schedules", None) or {})
 
@@ -76,7 +76,7 @@ def _steps(config: Config) -> range:
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
 
-    A configuration without schedules is yielded once, after "".
+    Without schedules, yield ("", config).
     """
     config = split_schedules(config)
     schedules = Schedules.of(config)
@@ -98,13 +98,13 @@ class Schedules:
     @staticmethod
     def of(config: Config) -> "Schedules":
         nodes = config.get("schedules") or {}
-        return Schedules({key: _function(config, key, node) for key, node in nodes.items()})
+        return Schedules({key: _as_function(config, key, node) for key, node in nodes.items()})
 
     def values(self, step: int) -> dict[str, float]:
         return {key: function(step) for key, function in self.functions.items()}
 
     def options(self, group: str, step: int) -> dict[str, Any]:
-        """Return the values of a group's options by name; "" stands for the top-level keys."""
+        """Return option -> value at a step for a config group; "" stands for the top-level keys."""
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
@@ -126,7 +126,7 @@ class Schedules:
         return made
 
     def at(self, step: int, record: Any, **groups: str) -> Any:
-        """Return a copy of a dataclass in which fields (field=group) have the options of a step."""
+        """Return a copy of `record` with a step's options in its fields. `groups`: field=group."""
         return replace(
             record, **{f: self.apply(getattr(record, f), g, step) for f, g in groups.items()}
         )
@@ -135,7 +135,7 @@ class Schedules:
 NO_SCHEDULES = Schedules()
 
 
-def _function(config: Config, key: str, node: Config) -> Callable[[int], float]:
+def _as_function(config: Config, key: str, node: Config) -> Callable[[int], float]:
     module, _, name = node["_target_"].rpartition(".")
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)

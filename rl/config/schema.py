@@ -53,7 +53,7 @@ def as_config_error() -> Iterator[None]:
         raise
     except SyntaxError as error:
         raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
-    except (ValueError, OSError, RecursionError) as error:  # Recursion: nested too deeply
+    except (ValueError, OSError, RecursionError) as error:  # nested too deeply
         raise ConfigError([str(error)]) from error
 
 

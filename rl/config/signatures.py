@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_MIN_SIMILARITY = 1.2  # a word with less is not suggested; equal words have 2
+_MIN_SIMILARITY = 1.2  # do not suggest less similar words; equal words have similarity 2
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -148,7 +148,7 @@ def options_of(target: str) -> Options:
     """Return the options of `package.module.name`; raise LookupError if it does not exist."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
-        return _parameters(module, definition)
+        return _function_options(module, definition)
     made = _method_options(module, definition, "__init__") or {}
     later = _method_options(module, definition, "configure") or {}
     # If both methods have an option of the same name, only the constructor receives it.
@@ -169,7 +169,7 @@ def definition_of(target: str) -> tuple[Module, Definition]:
                 f"{Path.cwd()}: rename the folder, for example to my_{top}"
             )
         start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
-        hint = did_you_mean(name, _siblings(name)) or start
+        hint = did_you_mean(name, _sibling_modules(name)) or start
         raise LookupError(f"there is no module {name}{hint}")
     found = find_definition(module, attribute)
     if not found or not isinstance(found[1], Definition):
@@ -179,14 +179,14 @@ def definition_of(target: str) -> tuple[Module, Definition]:
     return found[0], found[1]
 
 
-def _siblings(name: str) -> list[str]:
+def _sibling_modules(name: str) -> list[str]:
     package = name.rpartition(".")[0]
     spec = spec_of(package) if package else None
     folders = spec.submodule_search_locations or [] if spec else []
     return [f"{package}.{p.stem}" for folder in folders for p in Path(folder).glob("*.py")]
 
 
-def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Options:
+def _function_options(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Options:
     pairs = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
     return {arg.arg: Option(arg.annotation, default is None, module) for arg, default in pairs}
 
@@ -194,7 +194,7 @@ def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef
 def _method_options(module: Module, definition: ast.ClassDef, name: str) -> Options | None:
     for statement in definition.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return _parameters(module, statement)
+            return _function_options(module, statement)
     if name == "__init__" and _dataclass_decorator(definition):
         return _field_options(module, definition)
     inherited = (_method_options(*base, name) for base in bases(module, definition))

@@ -1,4 +1,4 @@
-"""Choose the sender of conf/sync that pushes a run's weights to vLLM, also for sync=auto."""
+"""Choose which sender of conf/sync pushes a run's weights to vLLM, and check that it can."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender of `sync`. sync=auto chooses the one that sends least data without loss."""
+    """Return the sender. sync=auto is adapter if possible, else gloo across hosts, else shm."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen

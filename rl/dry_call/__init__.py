@@ -1,1 +1,1 @@
-"""The dry call: each component of a run is called with made-up values before the run starts."""
+"""The dry call, which calls each component of a run with made-up values before the run starts."""

@@ -39,7 +39,7 @@ _INPUT_KEYS = (
 )
 LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
 Answer = Mapping[str, Any]
-_ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
+_CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
 
 class DryCall:
@@ -53,7 +53,7 @@ class DryCall:
         self._folder = tempfile.TemporaryDirectory(prefix="offbyone-check-")
 
     def __enter__(self) -> Self:
-        if uncached := self._uncached():
+        if uncached := self._uncached_indices():
             with self._path("asked").open("w+b") as asked, self._path("log").open("wb") as log:
                 asked.write(pickle.dumps([self._configs[i] for i in uncached]))
                 asked.seek(0)
@@ -62,9 +62,9 @@ class DryCall:
                     stdin=asked,
                     stdout=log,
                     stderr=log,
-                    # Use one thread and no GPU, because vLLM starts at the same time. Skip
-                    # breakpoint(), which the user wants in the trainer (trainer.debug).
-                    env={**os.environ, **_ALONE},
+                    # Use one thread and no GPU, because vLLM starts at the same time. Ignore
+                    # breakpoint(), which is meant for the trainer (trainer.debug).
+                    env={**os.environ, **_CHILD_ENVIRONMENT},
                 )
         return self
 
@@ -77,12 +77,12 @@ class DryCall:
     def _path(self, name: str) -> Path:
         return Path(self._folder.name, name)
 
-    def _uncached(self) -> list[int]:
+    def _uncached_indices(self) -> list[int]:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
-        """Return the facts about a configuration. Raise ConfigError if a component is unusable."""
-        if uncached := self._uncached():
+        """Return the facts about configuration `number`. Raise ConfigError with its problems."""
+        if uncached := self._uncached_indices():
             self._read_answers(uncached)
         answer = self._answers[number]
         assert answer is not None
@@ -93,7 +93,7 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the imported source files without libraries. Raise ConfigError like `learned`."""
+        """Return the files that the child imported, without libraries. Raise like `learned`."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
@@ -113,7 +113,7 @@ class DryCall:
         except (OSError, ValueError):
             end = last_lines(self._path("log"), 5)
             raise ConfigError(
-                [f"the dry call of the components ended with status {status}:\n{end}"]
+                [f"the dry call ended with status {status}. The end of its output:\n{end}"]
             ) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
@@ -122,7 +122,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the keys that affect a dry call, so that a new seed keeps the cached answer."""
+    """Return the keys that affect a dry call, so that a new seed does not invalidate the cache."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

@@ -1,7 +1,4 @@
-"""Dry calls of the classes that handle examples and groups: environment, order, buffer, strategy.
-
-This module imports no torch.
-"""
+"""Dry calls of classes that handle examples and groups: environment, order, buffer, strategy."""
 
 import asyncio
 import inspect
@@ -25,13 +22,13 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
-_ROUNDS = 3
-# environment node -> result of `read_pools`, for sweeps, whose jobs have the same environment
+_ROUNDS = 3  # number of batches that the dry call of a buffer draws
+# environment node -> result of `read_pools`, because the jobs of a sweep often share it
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Dry-call a buffer: add groups, draw batches, then save and load its state."""
+    """Dry-call a buffer: add groups, draw batches of `count` groups, save and load its state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", unknown=KeyError):
         buffer, waiting, index = made(), set[int](), 0
@@ -66,7 +63,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Dry-call an example order: draw examples, report groups, then save and load its state."""
+    """Dry-call an example order: draw examples, show it groups, then save and load its state."""
     made = build(node)
     pools = [
         replace(pool, examples=list(itertools.islice(pool.examples, _MAX_EXAMPLES)))
@@ -122,7 +119,7 @@ def selects_by_rewards(order: Any, buffer: Any) -> bool:
 
 
 def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return the problems and training pools of an environment, which is read once.
+    """Return the problems and the training pools of an environment, from POOLS_CACHE if possible.
 
     The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
     no problem, because the rollouts process reports missing data when it starts.
@@ -146,12 +143,12 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # Python allows signal handlers only in the main thread
+            except ValueError as error:  # a signal handler cannot be set in a thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, because the cache must know all files that the environment imports.
+        # Draw a demonstration, so that the environment imports all files that the cache must know.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

@@ -85,7 +85,7 @@ def _build_components(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Import `others` but do not call them. Skip those in `rl`, which are tested and import slowly.
+    # Import `others` but do not call them. Skip targets in rl/, which import slowly and are tested.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),
@@ -108,17 +108,17 @@ def own_files(configs: Sequence[Config]) -> list[str]:
     return sorted(chosen | {file for file in files.values() if file and not is_library(file)})
 
 
-def _answer(config: Config) -> dict[str, Any]:
+def _make_answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # Repeat the alarm, because the dry call goes on after `Report.calling` records the first.
+    # Repeat the alarm every second, because `Report.calling` catches the timeout and continues.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
         _, pools = examples.read_pools(config["env"])
         return {"learned": asdict(learn(config)), "read_env": pools is not None}
     except ConfigError as error:
         return {"problems": error.problems}
-    except Exception as error:  # noqa: BLE001 one configuration must not lose the others' answers
+    except Exception as error:  # noqa: BLE001 answer for the other configurations too
         return {"problems": [f"the dry call raised {type(error).__name__}: {error}"]}
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -133,7 +133,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
     signal.signal(signal.SIGALRM, _raise_timeout)
-    answers = [_answer(config) for config in configs]
+    answers = [_make_answer(config) for config in configs]
     answer.write_text(json.dumps({"answers": answers, "files": own_files(configs)}))
 
 

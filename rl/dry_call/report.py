@@ -27,9 +27,9 @@ class Report:
         given: str = "",
         unknown: type[Exception] | tuple[()] = (),
     ) -> Iterator[None]:
-        """Record an error in the block as a problem of `made`, which the block calls with `given`.
+        """Record an error in the block as a problem of `made`. `given` describes its arguments.
 
-        An error of the type `unknown` is ignored, because made-up values may cause such an error.
+        Ignore an error of the type `unknown`, because made-up values may cause such an error.
         """
         try:
             yield

@@ -1,6 +1,6 @@
 """Dry calls of components that turn rewards into weights, such as the advantage.
 
-This module imports no torch. A made-up turn of length n has n completion tokens.
+A made-up turn of length n has n completion tokens.
 """
 
 import math
@@ -55,7 +55,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # The first reward is not 0, so a single rollout gets the advantage 0 only from a baseline.
+    # Begin with 1.0, because a single reward of 0 equals its advantage whatever the baseline is.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -144,7 +144,7 @@ def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[st
 
 
 def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
-    """Return whether an aggregation accepts turns, and whether all rollouts weigh the same."""
+    """Return whether an aggregation takes turn lengths, and whether it weighs rollouts equally."""
     lengths, groups = [5, 3, 0, 8], [0, 0, 1, 1]
     forms: list[list[Any]] = [lengths, [[2, 3], [3], [], [4, 4]]]
     trials = [Report(), Report()]
@@ -186,7 +186,7 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return whether a truncation makes rewards negative; also dry-call the reward shaping."""
+    """Return whether a truncation makes a reward negative. Dry-call the reward shaping too."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),

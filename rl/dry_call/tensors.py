@@ -18,7 +18,7 @@ from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# Names of the run's own metrics, without "train/". A component must not use one for its metric.
+# The run's own metric names, without "train/". A component must not use them for its metrics.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -32,9 +32,9 @@ RUN_METRICS = frozenset(
 
 
 class RecordingTensor(Tensor):
-    """A field of the made-up tokens that records when its values are used.
+    """A field of the made-up tokens. It adds its name to `used` when a function uses its values.
 
-    Reading the attribute is not recorded, because `dataclasses.replace` reads every field.
+    Reading the attribute is not a use, because `dataclasses.replace` reads every field.
     """
 
     field: str
@@ -122,7 +122,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return a loss with the statistics of made-up tokens, or unchanged if it reads none.
+    """Return the loss with the statistics of `tokens` bound, or unchanged if it has none.
 
     Raise BadResult unless the statistics are sums over the tokens, also of an empty micro-batch.
     """
@@ -136,7 +136,8 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
         ]
     whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
-        raise BadResult(f"has statistics() that return {_describe(whole)}: return finite sums [K]")
+        what = f"has statistics() that return {_describe(whole)}"
+        raise BadResult(f"{what}: return finite sums over the tokens, as one tensor [K]")
     total = torch.stack(shares).detach().sum(0)
     if not torch.allclose(total, whole.detach()):
         raise BadResult(
@@ -147,7 +148,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
-    """Raise BadResult unless `result` is a TokenLoss of eight losses with a gradient."""
+    """Raise BadResult unless `result` is a TokenLoss [8] with finite gradients for `leaves`."""
     if not isinstance(result, TokenLoss):
         raise BadResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
@@ -228,8 +229,8 @@ def check_correction(report: Report, correction: Any) -> bool:
 def check_divergence(report: Report, estimator: Any) -> bool:
     """Return whether the gradient of an estimator is the same for every token.
 
-    Such an estimator has no effect in the loss on average, because the mean gradient of log pi over
-    tokens that pi samples is zero.
+    In the loss, such an estimator has no effect on average, because the gradient of log pi is zero
+    on average over tokens that pi samples.
     """
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
     with report.calling("kl", estimator, INPUT):

@@ -1,4 +1,4 @@
-"""Evaluates policy versions during training, on the held-out split.
+"""Evaluate policy versions during training, on the held-out split.
 
     trainer    push v -> publish v -> wait for batch -> update -> [evaluation] -> push v + 1
     rollouts             `-> evaluate version v, while the next batch is sampled ->'

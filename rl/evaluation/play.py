@@ -1,4 +1,4 @@
-"""Samples the rollouts of an evaluation: n held-out examples with k rollouts each.
+"""Sample the rollouts of an evaluation: n held-out examples with k rollouts each.
 
     examples ---> Player ---> PlayedExample (an example and its rollouts) ---> Summary (summary.py)
 
@@ -20,7 +20,7 @@ from rl.runtime.files import json_line
 def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
     """Return `num_examples` examples of a split, or all examples if there are fewer.
 
-    A larger `num_examples` only adds examples. In a mixture, weights set each environment's share.
+    A larger `num_examples` adds examples to those of a smaller one, so that results are comparable.
     """
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
@@ -55,7 +55,7 @@ async def play(
     max_concurrent: int,
     done: Callable[[PlayedExample], None] = lambda _: None,
 ) -> list[PlayedExample]:
-    """Sample `rollouts_per_example` rollouts of each example. Keep the order of examples.
+    """Sample `rollouts_per_example` rollouts of each example; return them in the examples' order.
 
     At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
     An exception of `play_group` ends the evaluation.
@@ -90,7 +90,7 @@ def evaluated_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]
 
 
 def rollout_line(example: Example, rollout: Rollout) -> dict[str, object]:
-    """Return the fields that a line about a rollout has in training and in evaluation."""
+    """Return the fields of a rollout that training and evaluation both write."""
     return {
         "example": example.id,
         "env": example.env,

@@ -1,4 +1,4 @@
-"""Computes the metrics of an evaluation from its rollouts.
+"""Compute the metrics of an evaluation from its rollouts.
 
 A rollout without a reward (an error of the environment, a timeout) counts as an error, not as
 reward 0. The metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
@@ -33,14 +33,14 @@ class Summary:
     num_scored: int
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
-    passes: dict[int, float]  # k -> pass@k; each role of an example counts alone
+    passes: dict[int, float]  # k -> pass@k; each role of an example counts as one example
     zero_spread: float  # share of examples and roles whose rollouts have equal rewards
     mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float  # share of rollouts that a token limit ended
     turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
-    tool_errors: float  # mean number of tool calls per rollout that failed
+    tool_errors: float  # mean number of failed tool calls per rollout
     rewards: dict[str, float]  # mean of each named reward, unweighted
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
@@ -111,7 +111,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return metric name -> mean over the rollouts, for `rollout/` and `eval/` metrics."""
+    """Return the means over rollouts, and max_length, by their names in `rollout/` and `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -147,7 +147,7 @@ def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 RewardGroups = Sequence[Sequence[float]]
-"""For each example: the rewards of its rollouts, without rollouts that have no reward."""
+"""One list per example with the rewards of its rollouts, without rollouts that have no reward."""
 
 
 def mean(groups: RewardGroups) -> float:

@@ -19,7 +19,7 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
-    given_logprobs,
+    prompt_logprobs,
     scoring_request,
 )
 from rl.inference.router import RequestGroup, Route, Router
@@ -29,13 +29,13 @@ T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections after 2 s, before vLLM closes them after 5 s
-_MAX_FAILURES = 32  # this many failed requests in a row end the run, or exclude one replica
+_MAX_FAILURES = 32  # failed requests in a row that end the run, or exclude one of several replicas
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
 
 @dataclass
 class RequestTally:
-    """Counts of retried and failed requests. The client counts; the rollouts process logs them."""
+    """The client's counts of retried and failed requests. The rollouts process logs the retries."""
 
     num_retried: int = 0
     num_failed_in_a_row: int = 0
@@ -56,7 +56,7 @@ class VLLMClient:
     def __init__(
         self, router: Router, *, model: str, timeout: float, tally: RequestTally | None = None
     ) -> None:
-        """`model`: the policy's name in vLLM; `timeout`: seconds without data from vLLM."""
+        """`model`: the policy's name in vLLM; `timeout`: seconds that a request waits for data."""
         self._router, self._model, self._timeout = router, model, timeout
         # Without a new cache salt, an external server may reuse key-value blocks of an earlier run.
         self.salt = uuid4().hex[:8]
@@ -191,7 +191,7 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. `request` sends its open requests to another one."""
+        """Close the connections to a replica. `request` sends the unanswered requests again."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -208,8 +208,8 @@ class GroupClient:
     ) -> list[Completion]:
         """Return `n` completions of the prompt.
 
-        `sampling` has vLLM's parameter names. `version` is the policy version that vLLM has loaded.
-        It is part of the cache salt, so that vLLM reuses no key-value blocks of older weights.
+        `sampling`: vLLM's sampling parameters. `version`: the policy version that vLLM has loaded.
+        The cache salt contains it, so that vLLM reuses no key-value blocks of older weights.
         """
         body = {
             "token_ids": list(prompt_ids),
@@ -245,14 +245,14 @@ class GroupClient:
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)
             choice = msgspec.convert(answer["choices"][0], Choice)
-            logprobs = given_logprobs(answer, token_ids)
+            logprobs = prompt_logprobs(answer, token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
             route = "/inference/v1/generate"
             logprobs, now = await self.client.request(route, body, read, self.group, 1)
-            # vLLM samples after it has computed the prompt. If the versions before and after it are
-            # equal, no weights were loaded in between.
+            # `now` is the version after vLLM computed the logprobs. If it equals the version before
+            # the request, vLLM loaded no weights in between.
             if now == version:
                 return logprobs, version
             version = now

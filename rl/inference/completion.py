@@ -37,7 +37,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
-    num_masked: int = 0  # the first `num_masked` tokens were given and are not trained
+    num_masked: int = 0  # number of first tokens that are a given prefix, which is not trained
 
 
 # Decoding into these types takes a fifth of the time of decoding into dictionaries.
@@ -72,7 +72,7 @@ def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
-        # An aborted completion is not scored, because its low reward would be vLLM's fault.
+        # Scoring an aborted completion would punish the policy for an error of vLLM.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:
@@ -98,7 +98,7 @@ def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:
     return {"token_ids": list(token_ids), "sampling_params": sampling}
 
 
-def given_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
+def prompt_logprobs(answer: Mapping[str, Any], token_ids: Sequence[int]) -> list[float]:
     """Return each token's logprob, except the first's, from the answer to `scoring_request`."""
     pairs = zip(answer["prompt_logprobs"][1:], token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]

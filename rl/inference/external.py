@@ -23,7 +23,7 @@ _TIMEOUT_S = 10.0
 # Different tokenizers split this text differently, so it shows whether two tokenizers are equal.
 _SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
-_REMEDY = "start it as `python -m rl.inference.serve_external <run folder> <URL>` does"
+_REMEDY = "start it with `python -m rl.inference.serve_external <run folder> <URL>`"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Call, send: Call) -> None:
         given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        # The duration of compare_digest does not depend on how many characters are correct.
+        # compare_digest takes equally long for every wrong key, so its duration reveals nothing.
         has_key = len(given) == 1 and hmac.compare_digest(given[0], self._expected)
         # uvicorn sends `lifespan` when it starts and stops. No client can send it.
         if has_key or scope["type"] == "lifespan":

@@ -1,4 +1,4 @@
-"""The policy version that vLLM has loaded. All tasks of the rollouts process share the object."""
+"""The policy version that vLLM has loaded, shared by the tasks of the rollouts process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class LiveVersion:
-    """The newest policy version that vLLM has loaded; `number` is -1 before the first push."""
-
-    number: int = -1
+    number: int = -1  # -1 before the first push
     listeners: list[Callable[[int], None]] = field(default_factory=list)  # called by `publish`
 
     def publish(self, number: int) -> None:

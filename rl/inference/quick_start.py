@@ -2,7 +2,7 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. With this module it does so on CPUs too.
+GPUs, vLLM forks the engine and runs the worker inside it. This module makes CPUs do the same.
 vLLM spawns the processes to bind OpenMP threads to cores before OpenMP is loaded. With this module
 OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system places them. An
 engine with several workers, and a vLLM that no run started, start as in unmodified vLLM.
@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 
 from rl.inference.server import STARTED_BY_RUN
 
-# Uncompiled, 256 token ranks take 0.1 ms in a vocabulary of 512 tokens, 200 ms in one of 150,000.
+# Uncompiled, the ranks of 256 tokens take 0.1 ms if the vocabulary is 512, 200 ms if it is 150,000.
 _SMALL_VOCAB = 1024
 
 

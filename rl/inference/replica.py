@@ -37,7 +37,7 @@ def refuses_connections(replica: Replica) -> bool:
 
 
 def started_replicas(run_folder: RunFolder, inference: InferenceNode) -> list[Replica]:
-    """Return the newest Replica of each vLLM that has written its address into the run folder."""
+    """Return the newest Replica of each vLLM whose address the supervisor has published."""
     # External servers have a key of their own. They must not receive the run's key.
     key = run_folder.private.read_key(is_external=inference.is_external)
     endpoints = {name: Endpoint.read(run_folder, name) for name in inference.names}

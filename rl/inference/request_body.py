@@ -13,7 +13,7 @@ _PIECE_BYTES = 3 << 18  # a multiple of 3, so that the base64 texts of the piece
 class JSONBody:
     """The JSON of `content`. A value of bytes becomes base64 text, encoded while it is sent.
 
-    The body iterates over its pieces; `num_bytes` is their total length.
+    Iteration yields the pieces of the body; `num_bytes` is their total length.
     """
 
     def __init__(self, content: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ the replica that sampled the first turns has most of the next prompt in its pref
 
     serve(replicas)    use only these replicas, because they have the newest weights
     lose(route, why)   stop using a replica until it restarts; its groups choose another replica,
-                       or wait for its restart if it was the last one and a supervisor restarts it
+                       or wait for the restart if no other replica serves
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# Returns a context manager around the wait for a restart. A rollout sets it to pause its clock.
+# Returns the context manager around a wait for a restart. A rollout sets it to `Clock.pause`.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -43,7 +43,7 @@ class RequestGroup:
     chosen: Route | None = None
 
     async def wait_for_route(self) -> Route:
-        """Return the route to the group's replica. Wait while the last replica is restarted.
+        """Return the route to the group's replica. Wait while no replica serves.
 
         The wait needs no deadline, because the supervisor ends the run if the restart fails.
         """
@@ -110,7 +110,7 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes and not self.restarted:  # no other replica has the newest weights
+        if not self._routes and not self.restarted:  # nothing restarts lost replicas, so use them
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()

@@ -2,7 +2,7 @@
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
     LoRA adapter    load_adapter, start_update once; then pause -> update -> set_version -> resume
-    no trainer      set_version
+    without trainer set_version, because evaluate.py pushes no weights
 
 `rl/inference/client.py` has the requests that sample tokens.
 """
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx
 
-from rl.inference.completion import given_logprobs, scoring_request
+from rl.inference.completion import prompt_logprobs, scoring_request
 from rl.inference.replica import Replica
 from rl.inference.request_body import JSONBody
 from rl.runtime.failure import RunFailed
@@ -98,7 +98,7 @@ class VLLMRoutes:
     def score(self, model: str, token_ids: list[int]) -> list[float]:
         """Return vLLM's logprob of each token except the first, at temperature 1."""
         body = {"model": model, **scoring_request(token_ids)}
-        return given_logprobs(self._post("/inference/v1/generate", body), token_ids)
+        return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""
@@ -171,7 +171,7 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return how many prompt tokens vLLM has received, and how many its prefix cache contained.
+    """Return how many prompt tokens vLLM has received, and how many of them its cache contained.
 
     Return None if vLLM does not answer.
     """
@@ -181,7 +181,7 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
-    # vLLM reports one counter per engine.
+    # Add the counters of all engines, because vLLM reports one per engine.
     queries, hits = (
         sum(float(n) for name, n in found if name == what) for what in ("queries", "hits")
     )

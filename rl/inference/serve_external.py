@@ -1,4 +1,4 @@
-"""Start a vLLM for a run with inference=external: give its run folder, a URL, then vLLM's flags.
+"""Start a vLLM for a run with inference=external. Arguments: run folder, URL, flags of vLLM.
 
 The program reads the model, max_seq_len and the LoRA adapter from the config in the run folder, so
 start train.py first: it writes the folder and waits for the server. On a TCP port, every request
@@ -52,8 +52,8 @@ def required_key(run_folder: RunFolder) -> str:
 def temporary_folder() -> str:
     """Return a new private folder, which is deleted when this process and its children have ended.
 
-    vLLM leaves sockets there when it is killed. A shell deletes the folder: it waits for the end of
-    a pipe that only this process and its children hold open.
+    vLLM leaves sockets there when it is killed. A shell deletes the folder as soon as a pipe closes
+    that only this process and its children hold open.
     """
     folder = tempfile.mkdtemp(prefix="offbyone-vllm-")
     read, write = os.pipe()

@@ -24,7 +24,7 @@ from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import shape_of
 from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
-from rl.runtime.devices import core_of, visible_cores, visible_gpus
+from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -81,7 +81,7 @@ class VLLMServer:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
-        """Return a command that starts a module, because vLLM's CPU build lacks `vllm serve`."""
+        """Return the command that starts vLLM as a module, because CPU builds lack `vllm serve`."""
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
@@ -136,10 +136,10 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return a limit of all cores except one; {} on GPUs, or if the user has set a limit."""
+    """Return OMP_NUM_THREADS for all cores except one; {} on GPUs, or if the user has set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
-    num_cores = len({core_of(cpu) for cpu in visible_cores()})
+    num_cores = len({core_of(cpu) for cpu in visible_cpus()})
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
@@ -222,5 +222,5 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder that has one vLLM, on a Unix socket, for lab and benchmarks."""
+    """Return the vLLM of a folder with one vLLM on a Unix socket. lab/ and benchmarks/ use it."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

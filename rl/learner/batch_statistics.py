@@ -25,7 +25,7 @@ def reads_statistics(objective: Objective) -> bool:
 
 @torch.no_grad()
 def with_statistics(objective: Objective, batches: Sequence[Tokens]) -> Objective:
-    """Return the objective whose loss gets the statistics of the global batch. Collective."""
+    """Return the objective with a loss that gets the global batch's statistics. Collective."""
     loss: Any = objective.token_loss
     seen = [with_outputs(b, b.logprobs, b.entropies, b.candidate_logprobs) for b in batches]
     total = torch.stack([loss.statistics(tokens).double() for tokens in seen]).sum(0)  # [K]

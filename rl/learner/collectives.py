@@ -1,7 +1,7 @@
 """Exchange bytes between ranks, and create the store through which processes connect.
 
-PyTorch's collectives for Python objects unpickle bytes, and gloo and NCCL do not authenticate
-senders. So any process could send code that a rank would run.
+This module never unpickles bytes, as PyTorch's collectives for Python objects do, because gloo and
+NCCL do not authenticate senders. So no process can send code that a rank runs.
 """
 
 import socket
@@ -27,7 +27,7 @@ def gather_bytes(own: bytes) -> list[bytes]:
 
 
 def create_store(host: str, port: int, world: int | None, timeout: timedelta) -> dist.TCPStore:
-    """Create a TCPStore that listens only on `host`, not on every address as by default."""
+    """Create a TCPStore that listens only on `host`. PyTorch's default is every address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=4096) as listener:
         port = listener.getsockname()[1]

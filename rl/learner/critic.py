@@ -1,18 +1,19 @@
-"""A critic: a model that predicts, before each token, the rewards that the rollout will still get.
+"""A critic: a model that predicts, before each token, the sum of the rewards still to come.
 
     V(token) = head(hidden state before the token)     head: a linear layer with one output
 
 The critic starts from the policy's model, adapter included, with a head of zeros. It has its own
-engine, optimizer and checkpoint. Before the policy's first update of a step, advantages and returns
-are computed from the critic's values (value_credit.py). After the policy's updates the critic is
-trained towards these returns:
+engine, optimizer and checkpoint. Before the policy's first update on a batch, value_credit.py
+computes advantages and returns from the critic's values. After the policy's last update on the
+batch, the critic is trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A step is one token or one turn (option `over`) of a trained rollout that has a reward. A state is
-the first token of a step. The token weights of the aggregation do not apply to the critic.
+A state is the first token of each turn, or every token (option `over`), of a trained rollout that
+has a reward. The token weights of the aggregation do not apply to the critic.
 
-B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size, R: rollouts.
+B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size. R: rollouts of the
+global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
 """
 
 import math
@@ -100,7 +101,7 @@ class ValueModule(nn.Module):
         return [*self.body.get_input_embeddings().parameters(), *self.head.parameters()]
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Return the values [N] of the masked tokens of `token_ids` [B, T], row by row."""
+        """Return the values [N] of the tokens [B, T] at which `mask` is True, row by row."""
         before = states_before(self.body, token_ids, mask)  # [N, H]
         # Compute values in float32, because bfloat16 has only three significant digits.
         exact = torch.promote_types(before.dtype, torch.float32)
@@ -141,7 +142,7 @@ class Critic:
     ) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches with advantages and value targets, and metrics.
 
-        `penalties`, [N] per micro-batch or no tensor, are subtracted from the tokens' rewards.
+        `penalties` [N], one per micro-batch or none, are subtracted from the tokens' rewards.
         """
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
@@ -173,7 +174,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` steps that move the values to the returns, and return mean metrics."""
+        """Take `updates` optimizer steps towards the returns, and return the mean metrics."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}

@@ -26,19 +26,19 @@ _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
-class TensorFiles(TorchCheckpointEngine):
-    """A checkpoint engine of DeepSpeed that never runs code contained in a checkpoint file."""
+class SafeCheckpointEngine(TorchCheckpointEngine):
+    """DeepSpeed's checkpoint engine, which would run code in a file, but with safe loading."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError for damage or a class of another kind."""
+        """Return the state in a file. Raise ValueError if it is damaged or may contain code."""
         with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # PyTorch's message advises to allow the class, but the file may be another's.
+                # PyTorch's message advises to allow the class, which is unsafe in unknown files.
                 raise ValueError(
-                    "it is not loaded, because it may contain code, as a checkpoint from another "
-                    "person or of an older DeepSpeed may: start a new run"
+                    "it is not loaded, because it may contain code if another person or an older "
+                    "DeepSpeed wrote it: start a new run"
                 ) from error
 
 
@@ -77,8 +77,7 @@ def start_engine(
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=optimizer, config={**sent, **sums, **config, **fixed_keys}
     )
-    # DeepSpeed's own checkpoint engine runs any code that a file contains.
-    engine.checkpoint_engine = TensorFiles(engine._config)
+    engine.checkpoint_engine = SafeCheckpointEngine(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
         # Autograd sums the gradients of the micro-batches in grad_dtype. Float32 sums need no more
@@ -87,14 +86,14 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # make ZeRO-3 gather it once per pass
+        for parameter in external:  # ZeRO-3 then gathers it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # Discard the optimizer's state after the step without gradients. Otherwise Adam's bias
-        # correction would treat its first real step as the second.
+        # Discard the optimizer's state from DeepSpeed's step without gradients. Otherwise Adam's
+        # bias correction would treat the first step with gradients as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
-        # For float32 weights DeepSpeed reports no norm, and steps even on non-finite gradients.
+        # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.
         engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
     return engine
 
@@ -140,8 +139,8 @@ def load_engine(engine: Any, folder: Path) -> None:
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     """Return a loss that has the weight gradients of `value`, given d value / d outputs.
 
-    If `value` is not finite, the loss is NaN, because DeepSpeed checks only gradients. Then every
-    rank skips the step and empties its gradient buffers, which `zero_grad` does not always do.
+    If `value` is not finite, return NaN, because DeepSpeed checks only gradients. It then skips the
+    step and empties all gradient buffers on every rank. `zero_grad` would not empty all of them.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))

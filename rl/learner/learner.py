@@ -31,10 +31,10 @@ from rl.runtime.given_files import load_json
 _STATE = "learner.json"
 
 
-def load_trained(run: Run, folder: Path) -> PreTrainedModel:
+def load_for_training(run: Run, folder: Path) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
-    # adapter_config.json names the base model: its name on the hub, or else its local folder.
+    # adapter_config.json contains the base model's name on the hub, or else its local folder.
     name = None if run.init_from else run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)
@@ -57,7 +57,7 @@ class Learner:
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
-        model = load_trained(run, self._model)
+        model = load_for_training(run, self._model)
         self.policy = Policy(
             model,
             build(run.optim)(),
@@ -71,10 +71,10 @@ class Learner:
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
-            self.policy.load(self._model.parent)  # the model is the export of a checkpoint
+            self.policy.load(self._model.parent)  # the checkpoint with this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # If one of the models computes padded rows, the plan must count padded tokens.
+        # If one of the models computes padded tokens, the plan of the batch must count them.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
@@ -113,7 +113,7 @@ class Learner:
 
     def _load_critic(self) -> Critic | None:
         setting = CriticSettings(
-            lambda: load_trained(self._run, self._model),
+            lambda: load_for_training(self._run, self._model),
             self._ranks,
             self._run.deepspeed,
             self._run.max_steps,

@@ -55,13 +55,13 @@ class PolicyModule(nn.Module):
             )
 
     @property
-    def heads(self) -> nn.Module:
+    def output_embeddings(self) -> nn.Module:
         return cast("nn.Module", self.model.get_output_embeddings())
 
     @property
     def head(self) -> nn.Linear:
-        """The linear layer that computes the logits. If the head has a trained copy, the copy."""
-        return cast("nn.Linear", active_module(self.heads))
+        """The linear layer that computes the logits: the head's trained copy, if it has one."""
+        return cast("nn.Linear", active_module(self.output_embeddings))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
@@ -75,9 +75,9 @@ class PolicyModule(nn.Module):
         *,
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
-        top_k: tuple[int, int] | None = None,  # K, and the number of tokens to choose from
+        top_k: tuple[int, int] | None = None,  # (K, V): find the K likeliest of the first V tokens
     ) -> tuple[Tensor | None, ...]:
-        """Return logprobs [N] and entropies [N] of the masked tokens, row by row.
+        """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 
         With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
         likely tokens [N, K] and their logprobs [N, K].

@@ -5,7 +5,7 @@
 rl/rollouts/plan.py computes the token weights over the whole global batch. So the objective is a
 plain sum over micro-batches and ranks, with the same value and gradient for every split.
 
-B: rows, T: padded length, N: completion tokens of the micro-batch.
+B: rows, T: padded length (H with hints), N: completion tokens of the micro-batch, K: candidates.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class Batch(Tokens):
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
-    scored: bool = False  # whether `logprobs` and `entropies` are from before the first update
+    scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
@@ -87,7 +87,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the input of the token loss: the tokens with the outputs of a forward pass."""
+    """Return the tokens with the outputs of a forward pass, as the token loss reads them."""
     return replace(
         tokens,
         logprobs=logprobs,

@@ -1,4 +1,4 @@
-"""The numbers of every completion token in each update, for the token record.
+"""Collect the numbers of every completion token in each update for the token record.
 
 docs/token-record.md explains each number. `grad` is the derivative of the objective with respect to
 log pi of the token, with entropies and candidates held constant. `candidate_grad` is the sum of the

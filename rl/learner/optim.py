@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW with a schedule (conf/optim/adamw). Weight decay applies only to matrices."""
+    """AdamW with a learning rate schedule (conf/optim/adamw). Only matrices get weight decay."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -31,7 +31,7 @@ class AdamW:
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),  # noqa: ARG002 only Muon uses them
     ) -> "torch.optim.Optimizer":
-        """Return the optimizer. `embeddings` are those of the input embedding and output head."""
+        """Return the optimizer. `embeddings`: parameters of input embedding and output head."""
         import torch
 
         trained = [p for p in parameters if p.requires_grad]
@@ -68,7 +68,7 @@ class AdamW:
 class Muon(AdamW):
     """Muon (muon.py) for hidden matrices, AdamW for all other parameters (conf/optim/muon)."""
 
-    whole_matrices: ClassVar[bool] = True  # so ZeRO, which splits them, is refused
+    whole_matrices: ClassVar[bool] = True  # makes rl/config refuse ZeRO, which splits matrices
 
     momentum: BelowOne
     nesterov: bool
@@ -80,7 +80,7 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer. `set_rate` applies each `lr_ratio`."""
+        """Return Muon and AdamW as one optimizer. `set_rate` reads the `lr_ratio` of its groups."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW

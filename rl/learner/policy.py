@@ -43,7 +43,7 @@ _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "trai
 
 
 class Policy:
-    """The policy on one rank: weights and optimizer, with updates, logprobs and checkpoints."""
+    """The policy and its optimizer on one rank."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Policy:
             deepspeed_config,
             max_grad_norm=max_grad_norm,
             half=model.dtype == torch.bfloat16,
-            external=module.heads.parameters(),  # OutputHead reads these outside of their module
+            external=module.output_embeddings.parameters(),  # OutputHead bypasses their module
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
         self.vocabulary = module.head.out_features
@@ -84,7 +84,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # on the device, or None to use `batch`
+        batches: Sequence[Batch] | None = None,  # micro-batches on the device, or None
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives the numbers of each token in each update
@@ -98,7 +98,7 @@ class Policy:
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        # Logprobs from rl/learner/preparation.py are those of the policy before the first update.
+        # Later updates cannot use the logprobs that were computed before the first update.
         later = [replace(b, scored=False) for b in batches]
         metrics = [
             self._update(
@@ -110,7 +110,7 @@ class Policy:
         # A loss may omit a metric in some updates.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
-        # Use the first update's metrics, because later the policy's weights differ from vLLM's.
+        # Compare with vLLM in the first update only, because later the weights differ from vLLM's.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -139,14 +139,14 @@ class Policy:
             # on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            if reads_statistics(objective):  # one micro-batch: its outputs are enough
+            if reads_statistics(objective):  # there is only this micro-batch
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # A non-finite value has effect, because its NaN gradients make DeepSpeed skip the step.
+            # Do not skip a non-finite value. Its NaN gradients make DeepSpeed skip the whole step.
             # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)

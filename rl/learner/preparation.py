@@ -69,7 +69,7 @@ class Preparation:
             batches, credit = self.critic.credit(batch, batches, penalties)
             metrics |= credit
         elif penalties:
-            batches, penalty = self._penalise(batch, batches, penalties)
+            batches, penalty = self._subtract_penalties(batch, batches, penalties)
             metrics |= penalty
         if self.keeps_old:
             batches = [replace(b, old_logprobs=o) for b, o in zip(batches, old, strict=True)]
@@ -79,7 +79,7 @@ class Preparation:
         assert batch.ref_logprobs is not None
         return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
 
-    def _penalise(
+    def _subtract_penalties(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
         # Sum over the ranks, because the rows of one rollout may be on several ranks.

@@ -35,7 +35,7 @@ class Ranks:
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
         """Connect to the other ranks, and return this rank.
 
-        Ranks of one host connect through a file, because a port could be in use by another run.
+        Ranks of one host connect through the file `rendezvous`, because other runs may use a port.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.
@@ -103,8 +103,8 @@ def _use_gpu(number: int) -> None:
 def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
-    If MASTER_ADDR is an IP address, rank 0 listens on it only. If it is a name, rank 0 listens on
-    all addresses, because its host may resolve it to loopback. Under torchrun its agent listens.
+    If MASTER_ADDR is an IP address, rank 0 listens only there. If it is a host name, rank 0 listens
+    on all addresses, because the name may mean loopback there. Under torchrun, its agent listens.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -136,7 +136,7 @@ def compile_cpu_op() -> None:
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Another ninja would compile again, because its version may not read this ninja's build log.
+    # Use this environment's ninja. Another version may not read its log, so it would recompile.
     os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)

@@ -25,7 +25,7 @@ _RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums and maxi
 
 
 class TokenSums:
-    """Sums over one rank's micro-batches, which have N completion tokens each."""
+    """Sums over the micro-batches of one rank. N: completion tokens of a micro-batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
@@ -42,7 +42,7 @@ class TokenSums:
         self._add("loss", value.detach())
         self._add("tokens", torch.tensor(float(len(logprobs))))
         for name, values in metrics.items():
-            # Weight a single number, which counts for all tokens, by their number.
+            # If a metric is one number, count it once for each token.
             self._add(f"mean/{name}", values.flatten().expand(len(logprobs)).sum())
         pi, mu = (each.detach()[fresh].double() for each in (logprobs, rollout_logprobs))
         gap, log_w = (pi - mu).abs(), log_ratio(mu, pi)

@@ -3,7 +3,7 @@
 A forked rollout has several rows, which may be in several micro-batches and on several ranks. The
 advantages from a critic are computed along the whole rollout, so they need its tokens in one line.
 
-R: rollouts of the global batch, L: completion tokens of the longest one, N: of a micro-batch.
+R: rollouts of the global batch, L: most completion tokens of a rollout, N: of a micro-batch.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The advantage of every token, computed from a critic's values along whole rollouts.
+"""Compute the advantage of each token from the critic's values along its whole rollout.
 
     rewards of turns, minus penalties of tokens -> rewards of steps
     value of a step: the value of its first token, predicted from all tokens before
@@ -58,11 +58,11 @@ def credit(
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
     step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step
 
-    def by_step(table: Tensor, counts: Tensor) -> Tensor:
+    def sum_by_step(table: Tensor, counts: Tensor) -> Tensor:
         return torch.zeros_like(table).scatter_add(1, step, table * counts)
 
-    step_values = by_step(values, starts)
-    advantages = estimator(by_step(rewards, exists), step_values)
+    step_values = sum_by_step(values, starts)
+    advantages = estimator(sum_by_step(rewards, exists), step_values)
     returns = (advantages + step_values).gather(1, step)
     advantages = advantages.gather(1, step) * exists
     return ValueCredit(_whiten(advantages, exists) if whiten else advantages, returns, starts)
@@ -73,7 +73,7 @@ def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Te
 
     The reward of a turn without tokens is at the preceding token, or else at the first token.
     """
-    # searchsorted requires ascending rows
+    # Set padding to infinity, because searchsorted requires ascending rows.
     ordered = turns.masked_fill(~exists, torch.inf).contiguous()
     numbers = torch.arange(turn_rewards.shape[1], dtype=ordered.dtype)
     numbers = numbers.expand(turn_rewards.shape).contiguous()  # [R, K]

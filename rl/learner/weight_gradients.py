@@ -1,9 +1,9 @@
 """Layers whose weights have float32 gradients, while everything else stays in bfloat16.
 
 A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
-round every micro-batch's weight gradients to the 8 bits of bfloat16 (0.16 %), and the total would
-depend on the split. The layers in this file compute the same outputs, but do not round their weight
-gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps them in float32.
+round each micro-batch's weight gradients to bfloat16 (an error of 0.16 %), and their sum would
+depend on the split of the batch. The layers in this file compute the same outputs, but do not round
+their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps the gradients in float32.
 
 N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
 """
@@ -94,5 +94,5 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        padding = -1 if self.padding_idx is None else self.padding_idx  # this token has no gradient
+        padding = -1 if self.padding_idx is None else self.padding_idx  # gets no gradient
         return _EmbeddingFunction.apply(input, self.weight, padding)

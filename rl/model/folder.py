@@ -23,7 +23,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return whether the folder contains weights. The folder of a tiny model has only a config."""
+    """Return whether the folder contains weights. The prepared folder of a tiny model has none."""
     return any(weight_files(folder))
 
 
@@ -93,7 +93,7 @@ def links_outside(path: Path) -> bool:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return the last names of linear layers, without embedding, head, experts and their router."""
+    """Return names of linear layers, e.g. q_proj. Leave out embedding, head, experts and router."""
     tensors = [
         tensor.removesuffix(".weight").split(".")
         for path in weight_files(model)
@@ -107,18 +107,18 @@ def linear_layers(model: Path) -> list[str]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file. Raise ValueError if the file has none."""
+    """Return the JSON object in a model's file. Raise ValueError if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error}): download it again") from error
+        raise ValueError(f"{path} is not valid JSON ({error}): download it again") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} contains no JSON object: download it again")
     return content
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model is no causal language model, or it cannot be trained."""
+    """Raise ValueError if the model is not a causal language model, or cannot be trained."""
     config = json_of(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
@@ -153,8 +153,8 @@ def vocabulary_of(folder: Path) -> int | None:
 def _tokens_from(folder: Path, first: int) -> list[str]:
     """Return the tokens with ids from `first` on that a tokenizer may produce.
 
-    Special tokens that the chat template does not use are left out: the text models of Gemma 3 have
-    no embedding for the tokens of images.
+    Leave out special tokens that the chat template does not use, because a model may have no
+    embeddings for them. Gemma 3's text models have none for the tokens of images.
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
@@ -171,7 +171,7 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 
 def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
-    """Return vocabulary, merges and added tokens. Versions save merges in two forms."""
+    """Return vocabulary, merges (saved as strings or as pairs) and added tokens."""
     tokenizer = json_of(folder / "tokenizer.json")
     model = tokenizer.get("model", {})
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]
@@ -188,7 +188,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # A teacher may have fewer logits for padding, which the policy practically never samples.
+    # The teacher may lack logits of unused ids, because the policy hardly ever samples them.
     known = vocabulary_of(teacher)
     if known and (missing := _tokens_from(policy, known)):
         raise ValueError(

@@ -34,7 +34,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention of queries, keys and values [B, heads, T, head size]."""
+    """Compute attention, in float32 for short rows. The inputs are [B, heads, T, head size]."""
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_LONGEST:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
     attended, _ = sdpa_attention_forward(
@@ -71,7 +71,7 @@ def enable_recompute(model: PreTrainedModel) -> None:
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each decoder layer once for inputs of any shape. Raise ValueError without layers."""
+    """Compile each decoder layer once for inputs of any shape. Raise ValueError if none exists."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__

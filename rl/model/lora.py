@@ -62,7 +62,7 @@ class LoRA:
         import torch
         from peft import LoraConfig, get_peft_model
 
-        self._check(model)
+        self._check_module_names(model)
         config = LoraConfig(
             r=self.rank,
             lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number works
@@ -92,7 +92,7 @@ class LoRA:
         }
         return sorted(linear - _EXPERT_MATRICES)
 
-    def _check(self, model: PreTrainedModel) -> None:
+    def _check_module_names(self, model: PreTrainedModel) -> None:
         if _has_experts(model):
             check_targets(self.target_modules)
         names = [name for name, _ in model.named_modules()]
@@ -120,7 +120,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if the targets of an adapter on a mixture of experts name its experts."""
+    """Raise ValueError if `targets`, on a model with experts, name matrices of the experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):

@@ -1,7 +1,7 @@
 """A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-`prepare` downloads a model of the hub into huggingface_hub's cache and checks its files. Without
-the check, vLLM or the trainer would report a missing file later and less clearly.
+`prepare` downloads a model of the hub into huggingface_hub's cache and checks the files of every
+model. Without the check, vLLM or the trainer would report a missing file less clearly.
 """
 
 import re
@@ -51,7 +51,7 @@ class PretrainedModel:
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if max_seq_len, an option of config group `group`, exceeds the limit."""
+    """Raise ValueError if `group`.max_seq_len exceeds the positions of the model in `local`."""
     if (longest := positions_of(local)) and max_seq_len > longest:
         raise ValueError(
             f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "

@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def largest(self) -> int:
-        """The number of parameters of the largest layer: embedding, feed-forward or experts."""
+        """The number of parameters of vLLM's largest weight: embedding, or fused gate and up."""
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
@@ -87,7 +87,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    # Some models have a list with one value per layer instead of a number. Do not support them.
+    # Do not support models with a list of one value per layer instead of a number.
     if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)

@@ -32,25 +32,25 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_MIN_SHARED_TOKENS = 256  # with fewer shared tokens, the slower kernel costs more than it saves
+_MIN_SHARED_TOKENS = 256  # with fewer, sharing saves less than attention with a mask costs
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
 
 @dataclass(frozen=True, eq=False)
-class Packed:
+class PackedRows:
     """Rows with each distinct beginning stored once, as arrays of int64."""
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # For each block of leaves: the packed index [S, W] of each token of its leaves, 0 at padding,
+    # For each block (`_blocks`): the packed index [S, W] of each token of its leaves, 0 at padding,
     # and the first column of which the block computes the attention
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] place of one copy of each packed token in the outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
 
 
-def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
+def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     """Pack the rows `token_ids` [B, T] up to the last token before a completion token.
 
     Nothing reads the states of later tokens. A row without completion tokens keeps its first token.
@@ -80,7 +80,7 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> Packed:
         start += computed.size
     by_row = np.empty_like(index)
     by_row[order] = index
-    return Packed(
+    return PackedRows(
         token_ids=keys[is_own].astype(np.int64) - 1,
         positions=np.broadcast_to(columns, keys.shape)[is_own],
         leaves=leaves,
@@ -94,7 +94,7 @@ def _blocks(
 ) -> Iterator[tuple[np.ndarray, int, int]]:
     """Yield (leaves, first column to compute, width). Leaves in a block have similar lengths.
 
-    If consecutive leaves share half of their tokens, one block computes these tokens for all.
+    If consecutive leaves share at least half of their tokens, one block computes these for all.
     """
     # Number of tokens that each leaf shares with the preceding leaf and with all rows in between
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
@@ -109,14 +109,14 @@ def _blocks(
         rows = leaves[members]
         rows = rows[np.argsort(-lengths[rows], kind="stable")]
         while len(rows):
-            # The shortest leaf has at least three quarters of the longest one's length.
+            # A block's shortest leaf has at least three quarters of its longest leaf's length.
             number = int((lengths[rows] >= 0.75 * lengths[rows[0]]).sum())
             yield rows[:number], int(first), int(lengths[rows[0]])
             rows = rows[number:]
 
 
 def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the hidden states [N, H] from which the masked tokens are predicted, row by row.
+    """Return the hidden states [N, H] before the tokens at which `mask` is True, row by row.
 
     `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
     because causal attention hides the padding from all real tokens.
@@ -138,7 +138,7 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
             on_device(packed.copies),
         ),
     ).last_hidden_state[0]
-    # In float32, because bfloat16 would round the summed gradients of a state that rows share.
+    # Select in float32, because bfloat16 would round the gradient of a state that rows share.
     return _promote(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 
@@ -148,7 +148,7 @@ def shares_prefixes(model: Any) -> bool:
 
 
 def share_prefixes(model: PreTrainedModel) -> None:
-    """Make `states_before` compute shared beginnings once, or log a warning if that is inexact."""
+    """Make `states_before` compute shared beginnings once, or log why the model prevents it."""
     before: Any = model.config._attn_implementation
     training = model.training
     reason = _obstacle(model)
@@ -158,16 +158,16 @@ def share_prefixes(model: PreTrainedModel) -> None:
             plain = _check_states(model.eval())
             model.set_attn_implementation(_NAME)
             gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
-        # Catch any error, because the model may still compute plain rows without one.
+        # Catch any error, because the model may still compute separate rows without an error.
         except Exception as error:  # noqa: BLE001
-            reason = f"the check of its hidden states failed ({error!r})"
+            reason = f"the check of the model's hidden states failed ({error!r})"
         else:
             limit = 0.05 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
-            reason = "" if gap <= limit else f"its hidden states then differ by {gap:.1g}"
+            reason = "" if gap <= limit else f"the model's hidden states then differ by {gap:.1g}"
         model.train(training)
     if reason:
         model.set_attn_implementation(before)
-        log.warning("rows share no computation (trainer.share_prefixes): %s", reason)
+        log.warning("trainer.share_prefixes=true has no effect, because %s", reason)
 
 
 def _obstacle(model: PreTrainedModel) -> str:
@@ -194,13 +194,13 @@ def _check_states(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The fields of `Packed` that the attention reads, on the model's device."""
+    """The fields of `PackedRows` that the attention reads, on the model's device."""
 
     leaves: list[tuple[Tensor, int]]  # [S, W] each
     copies: Tensor  # [P]
 
 
-# Not compiled, because torch would compile again for each new number of blocks.
+# Do not compile this function, because torch would recompile it for each new number of blocks.
 @torch.compiler.disable
 def _attend(
     module: nn.Module,
@@ -235,7 +235,7 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask [1, 1, W - first, W] of the queries from `first` on, or None if causal."""
+    """Return the mask [1, 1, W - first, W] of queries from `first` on. None: plain causal."""
     window = window or width
     if first == 0 and window >= width:
         return None

@@ -53,7 +53,7 @@ class TinyModel:
     drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
 
     def prepare(self, folder: Path) -> Path:
-        """Write config, tokenizer and chat template, or refuse a folder of another model."""
+        """Write config and tokenizer. Raise ValueError if the folder contains another model."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in self._files().items():
             path = folder / name
@@ -85,8 +85,8 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # With the usual 0.02 and rope_theta=1e4, supervised steps teach no word of reverse-text
-            # in 150 steps. With 0.08 and rope_theta=100 they teach 23-53 % of the words in 120.
+            # With the usual 0.02 and rope_theta=1e4, 150 supervised steps teach no word of
+            # reverse-text. With 0.08 and rope_theta=100, 120 steps teach 23-53 % of the words.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -152,7 +152,7 @@ def byte_tokenizer() -> Tokenizer:
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
-        raise ValueError(f"model.tokenizer={path} does not exist: null selects the byte tokenizer")
+        raise ValueError(f"model.tokenizer={path} does not exist: correct it, or set it to null")
     tokenizer = Tokenizer.from_file(str(path))
     special = (*CONTROL_TOKENS, *MARKUP_TOKENS)
     if missing := [token for token in special if tokenizer.token_to_id(token) is None]:

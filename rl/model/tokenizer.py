@@ -3,11 +3,11 @@
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Without model.renderer_options a renderer keeps its family's default for thinking. Qwen3 has
-enable_thinking=True, which adds nothing to the prompt: the prompt ends after the assistant's role
-line, as in the templates of the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of
-Qwen3-0.6B (may think). enable_thinking=False adds an empty think block to every prompt, but the
-tiny model and Qwen3-4B-Instruct-2507 were not trained on such a block.
+Without model.renderer_options a renderer keeps its family's default for thinking. Qwen3's is
+enable_thinking=True. The prompt then ends after the assistant's role line, as in the templates of
+the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
+enable_thinking=False would add an empty think block to every prompt, but the tiny model and
+Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
 
 import json
@@ -234,7 +234,7 @@ class PlainParser:
 
 
 def load_parser(folder: Path, name: str, options: Options | None = None) -> Renderer:
-    """Return the renderer of the model's family. With name=auto, fall back to PlainParser."""
+    """Return the renderer `name`, or a PlainParser if `name` is auto and no renderer fits."""
     try:
         return load_renderer(folder, name, options, skip_unknown=True)
     except ValueError:

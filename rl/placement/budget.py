@@ -1,9 +1,9 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
-Estimates are up to 15 % off (docs/scaling.md). So a run is refused only if 85 % of the estimate
-exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The error message
-shows the summands. Memory that other programs use is ignored, because they may end soon. The
-printed plan warns if the whole estimate exceeds the memory.
+Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
+estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The message
+shows the summands. The check ignores memory that other programs use, because these programs may
+end soon. The printed plan warns if the whole estimate exceeds the memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ _LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, or set "
-    "trainer.gradient_checkpointing=true or adapter=lora, or lower trainer.ranks or "
-    "inference.replicas if they share a machine's memory, or on GPUs set "
-    "deepspeed=zero3_offload_optimizer, or raise trainer.ranks with deepspeed=zero3, or "
-    "inference.tensor_parallel_size. plan.py shows what each saves"
+    "trainer.gradient_checkpointing=true or adapter=lora. If ranks or replicas share a machine's "
+    "memory, lower trainer.ranks or inference.replicas. On GPUs, use "
+    "deepspeed=zero3_offload_optimizer, or raise inference.tensor_parallel_size, or trainer.ranks "
+    "with deepspeed=zero3. `python plan.py` shows what each option saves"
 )
 
 
@@ -70,7 +70,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
-    """Yield a message, with the summands, for each GPU smaller than `share` of the estimate."""
+    """Yield a message for each GPU whose memory is smaller than `share` of the estimate."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -133,7 +133,7 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
-    push = vllm.pop("push")  # vLLM allocates this outside its fraction
+    push = vllm.pop("push")  # vLLM allocates these copies outside its fraction
     left = 1 - (rank.on_device + push) / size - _LEFT_FREE
     return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
 

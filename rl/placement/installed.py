@@ -7,7 +7,7 @@ from pathlib import Path
 from rl.model.shape import GIB
 from rl.runtime.devices import Host
 
-_OLDEST_DRIVER = 580  # the oldest for CUDA 13
+_OLDEST_DRIVER = 580  # the oldest driver that supports CUDA 13
 _CUDA_13 = "nvidia-cuda-runtime"  # only PyTorch for CUDA 13 needs this package
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,7 +20,7 @@ def _version_of(package: str) -> str | None:
 
 
 def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None:
-    """Return why GPUs and packages do not fit, or None. `several`: whether processes use NCCL."""
+    """Return why GPUs and packages do not fit, else None. `several`: whether processes use NCCL."""
     if not host.devices:
         if needs_vllm and (found := _version_of("vllm")):
             return (

@@ -27,12 +27,12 @@ Bytes = dict[str, float]  # purpose -> bytes
 _RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and kernels of a rank on a CPU
 _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
-_FLOAT32_ATTENTION_LEN = 512  # longer rows get no float32 attention (model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # allocated memory / activations
+_FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
+_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # ratio of allocated memory to activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU. Shared libraries count once
+_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
-# vLLM's weights need this many times their size, because a push leaves repacked copies.
+# On a CPU, vLLM's weights need this many times their size, because a push leaves repacked copies.
 _VLLM_WEIGHTS_ON_CPU = 1.3
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
@@ -92,7 +92,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         work = work if sum(work.values()) > step else {"step": step}
     else:
         states["step"] = step
-    copies = _num_references(run) * shape.parameters * number_bytes(run)
+    copies = _num_references(run) * shape.parameters * bytes_per_number(run)
     compute = {**states, **work, "reference": copies}
     pushed = _push_bytes(run, shape) if first else 0.0
     if not on_gpu:
@@ -103,7 +103,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded_bytes(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
-    whole = float(shape.parameters * number_bytes(run))
+    whole = float(shape.parameters * bytes_per_number(run))
     host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
     # At the start every rank loads the whole model into host memory.
     host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
@@ -113,15 +113,15 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
 
 
 def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
-    """Return the least memory with which one vLLM replica works, on each GPU and host."""
+    """Return the minimum memory of one vLLM replica, on each of its GPUs and on its host."""
     group = run.inference.tensor_parallel_size
-    weights = float(shape.parameters * number_bytes(run))
+    weights = float(shape.parameters * bytes_per_number(run))
     if on_gpu:
-        row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # the smallest cache
-        # A push of all weights loads a layer beside the one in use. vllm_proof.py copies it again.
-        push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * number_bytes(run) / group
+        row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
+        # A push loads a new copy of a layer beside the one in use. vllm_proof.py makes another.
+        push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
         if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
-            push += weights  # Each worker receives all weights.
+            push += weights  # each worker receives all weights
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
@@ -149,18 +149,18 @@ def trained_parameters(run: Run, shape: Shape) -> int:
     return shape.layers * run.adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
 
 
-def number_bytes(run: Run) -> int:
+def bytes_per_number(run: Run) -> int:
     return bytes_of(run.model.dtype)
 
 
 def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     number = value_of(run.deepspeed, "zero_optimization.stage") or 0
-    stage, half = _STAGES[number], number_bytes(run) == 2
+    stage, half = _STAGES[number], bytes_per_number(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
     moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
     return {
-        "weights": parameters * number_bytes(run) / (ranks if number == 3 else 1),
+        "weights": parameters * bytes_per_number(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
         "optimizer": trained * (moments + 4 * half) / shares,
         "step": trained * (stage.step + extra) / shares + min(trained, _BUCKET) * stage.buffers,
@@ -175,7 +175,7 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    half, frozen = number_bytes(run) == 2, trained_parameters(run, shape) < shape.parameters
+    half, frozen = bytes_per_number(run) == 2, trained_parameters(run, shape) < shape.parameters
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
@@ -191,7 +191,7 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # stores all layers' inputs, and one layer in full
-        kept = shape.layers * shape.hidden * number_bytes(run) + layer
+        kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
@@ -205,7 +205,7 @@ def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
 
 
 def _num_references(run: Run) -> int:
-    """Return the number of reference models per rank. Each is assumed as large as the policy."""
+    """Return the number of reference models per rank, which are assumed as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0
@@ -220,9 +220,9 @@ def _push_bytes(run: Run, shape: Shape) -> float:
     if not run.sampler.uses_vllm:
         return 0.0
     trained = trained_parameters(run, shape)
-    whole = float(shape.parameters * number_bytes(run))
+    whole = float(shape.parameters * bytes_per_number(run))
     if run.pushes_adapter:
-        return float(trained * number_bytes(run))
+        return float(trained * bytes_per_number(run))
     merged = whole if trained < shape.parameters else 0.0
     return merged + whole
 

@@ -60,4 +60,4 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
             yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
-        yield f"unused: GPU {names} (trainer.ranks=null inference.replicas=null use all GPUs)"
+        yield f"unused: GPU {names} (trainer.ranks=null and inference.replicas=null use all GPUs)"

@@ -18,7 +18,7 @@ from rl.runtime.devices import Host
 Device = tuple[int, str]  # (number of the host, GPU's name as in CUDA_VISIBLE_DEVICES)
 _REMEDY = (
     "change trainer.ranks, inference.replicas or inference.tensor_parallel_size, or list the GPUs "
-    "in trainer.devices and inference.devices (trainer and vLLM share a GPU in both lists)"
+    "in trainer.devices and inference.devices (trainer and vLLM share a GPU that is in both lists)"
 )
 
 
@@ -82,7 +82,7 @@ def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Distribute the replicas over the hosts from the last one, the ranks from the first one."""
+    """Place replicas on the hosts from the last one backwards, and ranks from the first one on."""
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1
@@ -163,7 +163,7 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
     half = len(known) - len(known) // 2
     count = run.inference.replicas or max(half // group, 1)
     groups = list(_groups_on_one_host(known, group))[-count:]
-    if not groups:  # `_replicas` raises the error with the numbers
+    if not groups:  # `_replica_places` raises the error
         return known, known
     sample = [device for group in groups for device in group]
     return [device for device in known if device not in sample], sample

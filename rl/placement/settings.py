@@ -31,14 +31,14 @@ def with_device_flags(
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
     given = {key: value for key, value in inference["args"].items() if value is not None}
-    names = {_flag(key) for key in given}
+    names = {_flag_name(key) for key in given}
     seeded = sampler.get("seeded", fact(sampler["_target_"], "seeded", False))
     suitable = {} if on_gpus else _CPU_ARGS | (_SEEDED_CPU_ARGS if seeded else {})
-    added = {key: value for key, value in suitable.items() if _flag(key) not in names}
+    added = {key: value for key, value in suitable.items() if _flag_name(key) not in names}
     return {**inference, "args": {**added, **given}}
 
 
-def _flag(key: object) -> str:
+def _flag_name(key: object) -> str:
     name = str(key).removeprefix("--").replace("-", "_")
     # `option.key`, `option+` and `no_option` all become `option`.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

@@ -82,10 +82,10 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the environments whose reference sees hints; raise ValueError for a missing hint."""
+    """Return the environments whose reference model sees hints. Raise ValueError without a hint."""
     hinted: set[str] = set()
     for pool in pools:
-        # Skip empty pools: ExampleOrder.begin, which runs later, reports them.
+        # Skip empty pools, because ExampleOrder.begin reports them later.
         if not pool.examples:
             continue
         if sees_hint(run.plain(), name := pool.examples[0].env):
@@ -117,7 +117,7 @@ async def main(run_folder: RunFolder) -> None:
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
-        more: float = 1
+        attempts_per_rollout: float = 1
         if sampler.uses_vllm:
             num_seqs = (run.inference.args or {}).get("max_num_seqs")
             setting = ChatSettings(
@@ -134,7 +134,7 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Read the hints before `pools` has FittingExamples, which renders each prompt it reads.
+            # Check hints before `pools` has FittingExamples, which render each prompt they read.
             strategy: Strategy = build(run.strategy)()
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
@@ -146,7 +146,7 @@ async def main(run_folder: RunFolder) -> None:
             )
             play_group: PlayGroupAt = player.play_group_at
             # A strategy may play more attempts at once than its group keeps.
-            more = max(strategy.num_first(run.group_size) / run.group_size, 1)
+            attempts_per_rollout = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = _renderer(run, run_folder)
@@ -165,7 +165,7 @@ async def main(run_folder: RunFolder) -> None:
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,
             max_staleness=sampler.max_staleness,
-            max_concurrent=int(sampler.max_concurrent / more),
+            max_concurrent=int(sampler.max_concurrent / attempts_per_rollout),
             step=start.step if start else 0,
             version=version,
             state=dispatcher_state(start),

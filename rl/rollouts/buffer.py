@@ -2,11 +2,11 @@
 
 A group that started under version v must be trained at step v + max_staleness at the latest. The
 dispatcher never starts more groups than the batches up to this step can hold. Two rules then keep
-the limit without discarding groups and without favouring short rollouts. First, the oldest groups
-are drawn first. Second, a batch waits for a running group if the later batches could not hold all
-remaining groups. It is not enough to wait only for groups that are due now. For example, with
-max_staleness 4, five batches of groups start under version 0, and the first five batches must
-contain exactly these groups.
+the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
+the later batches could not hold all remaining groups in time. So the buffer discards no group and
+does not favour short rollouts. It is not enough to wait only for groups that are due now. For
+example, with max_staleness 4, five batches of groups start under version 0, and the first five
+batches must contain exactly these groups.
 """
 
 from collections import Counter

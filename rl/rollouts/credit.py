@@ -2,12 +2,12 @@
 
     rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
 
-With normalise_each, penalties are subtracted from the advantages and not from the rewards, because
-an advantage that divides by the standard deviation would change the size of a penalty:
+With reward.normalise_each, penalties are subtracted from the advantages, not from the rewards,
+because an advantage that divides by the standard deviation would change the size of a penalty:
 
-    A_i = sum of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
+    A_i = sum over k of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
-P_i is the number that truncation and the length penalty subtract from the reward.
+i: rollout, k: named reward, P_i: what truncation and the length penalty subtract from the reward.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
@@ -37,7 +37,7 @@ from rl.runtime.metrics import finite_float
 
 Truncation = Callable[[Rollout], Credit]
 Advantage = Callable[[ScoredGroup], Sequence[Any]]
-"""group -> one number per rollout, or a sequence per rollout: a number per turn, or per token"""
+"""group -> one number per rollout, or a sequence of numbers per turn or token of each rollout"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class RewardShaping:
 
 @dataclass(frozen=True)
 class GroupCredit:
-    """Computes the credits of whole groups."""
+    """Callable that returns the credit of each rollout of a group."""
 
     truncation: Truncation
     shaping: RewardShaping
@@ -220,7 +220,7 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # NaN and infinity count as 0, because truncation may set the reward of such a rollout.
+    # NaN and infinity count as 0, because truncation may have replaced the NaN reward of a rollout.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

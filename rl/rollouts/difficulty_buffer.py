@@ -38,7 +38,7 @@ class DifficultyBuffer(FifoBuffer):
             return "too_easy"
         columns = compared_columns(group)
         if columns is None:
-            return ""  # With a critic, for example, equal rewards still give a gradient.
+            return ""  # no comparison, as with a critic, so equal rewards still give a gradient
         if max(map(_spread, columns)) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance

@@ -50,7 +50,7 @@ class DifficultyOrder(ExampleOrder):
         self.load({})
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`, given the seed, the index and the observed groups."""
+        """Return the place of group `index`. It depends on seed, index and observed groups."""
         # One RNG per draw, so that checkpoints need not store RNG state.
         rng = random.Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
@@ -115,6 +115,6 @@ class DifficultyOrder(ExampleOrder):
     def metrics(self) -> dict[str, float]:
         """Return the share of each queue among all examples, and the number of played examples."""
         counts = {level: sum(len(queues[level]) for queues in self._queues) for level in _LEVELS}
-        total = sum(counts.values())  # without examples that the environment has added since `load`
+        total = sum(counts.values())  # excludes examples that the env has added since `load`
         shares = {level: count / total for level, count in counts.items()}
         return {**shares, "seen": float(total - sum(self._num_unplayed))}

@@ -154,7 +154,7 @@ class Dispatcher:
         async with self._changed:
             await self._changed.wait_for(has_batch)
         if drawn is None:
-            assert self._over is not None  # otherwise `has_batch` returned False
+            assert self._over is not None  # because `has_batch` returned True
             raise self._over
         for group in drawn:
             self._untrained.pop(group.index, None)  # absent if the group is not new

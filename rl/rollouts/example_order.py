@@ -39,13 +39,13 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed; called first, and only once. Raise ValueError for an empty pool."""
+        """Set pools and seed, once, before any other call. Raise ValueError for an empty pool."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`. The dispatcher calls this in increasing order."""
+        """Return the place of group `index`. The dispatcher calls this with increasing indices."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
@@ -54,8 +54,8 @@ class ExampleOrder:
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
-                f"{type(self).__name__}: pool {pool} has no example {position}, pools have {sizes} "
-                "examples: resume with the data of the run's first start, or start a new run"
+                f"{type(self).__name__}: pool {pool} has no example {position}, because pools have "
+                f"{sizes} examples: resume with the data of the first start, or start a new run"
             )
         return self.pools[pool].examples[position]
 
@@ -110,7 +110,7 @@ class ShuffledOrder(SequentialOrder):
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
-        size = len(self.pools[pool].examples)  # an environment may add examples
+        size = len(self.pools[pool].examples)  # not cached: an environment may add examples
         if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)

@@ -2,7 +2,7 @@
 
     batch of n groups = new groups + replay_share * n + demonstration_share * n
 
-The two numbers are rounded, and at least 1 if the share is above 0.
+The last two numbers are rounded, and at least 1 if the share is above 0.
 
 The dispatcher counts only new groups, so each new group is trained at its usual step. A replayed
 group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged, so the
@@ -59,7 +59,7 @@ class MixedBuffer(FifoBuffer):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        stored = state.get("stored")  # missing in the state of another buffer
+        stored = state.get("stored")  # missing if another buffer wrote the checkpoint
         self._stored = unpack(b64decode(stored), list[Group]) if stored else []
         self._num_expired = state.get("expired", 0)
 

@@ -18,12 +18,12 @@ Row = TypeVar("Row", bound=TrainingRow)
 
 
 def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
-    """Return rows with an advantage, and others. `whole_groups`: a group counts as one row."""
+    """Return rows with an advantage, and the others. `whole_groups`: do not split any group."""
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
-    moving = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
+    trained = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
     kinds: tuple[list[Any], list[Any]] = ([], [])
     for unit, row in zip(units, rows, strict=True):
-        kinds[unit not in moving].append(row)
+        kinds[unit not in trained].append(row)
     return kinds
 
 

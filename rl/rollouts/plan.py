@@ -17,7 +17,7 @@ from rl.rollouts.compared import compared_ids
 from rl.rollouts.packing import pack, pack_groups, split_by_advantage
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""Function from (completion length of each rollout, its group) to its weight per token.
+"""Function from (completion lengths, groups) of all rollouts to the weight of their tokens.
 
 An aggregation by turn gets the lengths of each rollout's turns and returns one weight per turn
 (losses/aggregation.py).
@@ -150,10 +150,9 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, balanced by tokens.
 
-    A micro-batch holds at most `tokens_per_micro_batch` tokens, padding included, and at least one
-    row. Rows without an advantage come last, in separate micro-batches. Most losses have no
-    gradient there, and a micro-batch without gradients needs no backward pass
-    (rl/learner/policy.py).
+    A micro-batch of several rows holds at most `tokens_per_micro_batch` tokens, padding included.
+    Rows without an advantage come last, in separate micro-batches. Most losses have no gradient
+    there, and a micro-batch without gradients needs no backward pass (rl/learner/policy.py).
 
     `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
     (rl/rollouts/packing.py). `whole_groups`: all rows of a group are in one micro-batch.

@@ -1,4 +1,4 @@
-"""Decides when sampling must end because the policy cannot learn from further groups."""
+"""Ends sampling after many rollouts without a score, or many groups that the buffer rejected."""
 
 from collections import Counter, deque
 from collections.abc import Mapping

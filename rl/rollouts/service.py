@@ -1,6 +1,6 @@
 """Serves the trainer ranks, shows progress and writes the rollouts.
 
-A rank's calls: `next_batch` (the rank's share of a step), `record_all` (keep its tokens),
+A rank's calls: `next_batch` (the rank's share of a step), `record_all` (record all tokens),
 `publish` (vLLM has new weights), `evaluation` (the metrics of a version), `state` (this process's
 state for a checkpoint).
 """
@@ -94,7 +94,7 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks starts the plan of all ranks. None still needs the previous
+            # The first rank that asks starts the plan of all ranks. No rank needs the previous
             # plan, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
@@ -103,7 +103,7 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            if call.version != self._dispatcher.version.number:  # otherwise a vLLM was restarted
+            if call.version != self._dispatcher.version.number:  # not a push to a restarted vLLM
                 await self._dispatcher.publish(call.version)
                 if self._evaluator:
                     self._evaluator.start(call.version)
@@ -160,7 +160,7 @@ class RolloutService:
         return [replace(share, record_ids=record_ids) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
-        """Write the sampled tokens of the newest batch, once for all ranks. Return their ids."""
+        """Return the ids of the newest batch. Rank 0's call also writes all its sampled tokens."""
         everything, groups = TokenRecord(num_groups=None), self._groups
         if call.rank == 0 and self._record != everything:
             await asyncio.to_thread(everything.write, self._run_folder, call.step, groups)

@@ -2,8 +2,8 @@
 
 Each child has its own process group and log file. Three mechanisms end children. The context
 manager of a child sends TERM and later KILL to its group. If the supervisor dies, the kernel kills
-each child (parent-death signal), but not the child's own children, such as vLLM's workers. The
-reaper is a small process that ends these groups when its pipe from the supervisor closes.
+each child (parent-death signal), but not the child's own children, such as vLLM's workers. So the
+reaper, a small process, ends the groups of all children when its pipe from the supervisor closes.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from typing import Self
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 1.0
 _TAIL_BYTES = 1 << 18
-_LIBC = ctypes.CDLL(None)  # a forked child must not load libc, because loading acquires locks
+_LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked child may deadlock
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
@@ -45,16 +45,16 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 def _die_with_parent(parent: int) -> None:
     """Let the kernel kill this child when its parent dies. Acquire no locks before exec."""
-    # Ignore USR2, because a scheduler sends it to warn the supervisor, but it would end vLLM.
+    # A scheduler may send USR2 to every process of a job. Ignore it, because it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    # The kernel sends KILL when the forking thread ends, so fork only in the main thread.
+    # The kernel sends KILL when the thread that forked ends, so only the main thread may fork.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl call
         os._exit(1)
 
 
 def group_alive(group: int) -> bool:
-    # killpg(group, 0) also counts zombies, which a container may never collect.
+    # Do not use killpg(group, 0), because it also finds zombies, which a container may keep.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
             # The process name in parentheses may contain spaces and parentheses, so split after it.
@@ -101,7 +101,7 @@ class Reaper:
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
-            bufsize=0,  # no buffer, because a killed process loses its content
+            bufsize=0,  # because a killed supervisor would lose the content of a buffer
             start_new_session=True,  # so that Ctrl-C in the terminal does not reach the reaper
         )
         for group in self._groups:
@@ -149,8 +149,8 @@ class Child:
     ) -> None:
         """Configure a child process, which `start` starts.
 
-        If `ends_on_term` is False, the process survives TERM, so `end` kills it immediately. If
-        `in_terminal` is True, the process uses the terminal of this process instead of a log.
+        If `ends_on_term` is False, the process does not end on TERM, so `end` sends KILL at once.
+        If `in_terminal` is True, the process uses the terminal of this process instead of a log.
         """
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log

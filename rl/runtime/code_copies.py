@@ -49,7 +49,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
-    """Return the hashes of each file's copies by name: one, or several if the file changed."""
+    """Return {file name: hashes of its copies, oldest first}. Skip a copy equal to the last one."""
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
@@ -62,7 +62,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # skip a path that is no regular file of this folder
+        with suppress(FileNotFoundError):  # skip folders, and links out of this folder
             yield str(copy.relative_to(folder)), regular_file(copy, folder)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # A line of `nvidia-smi -L` for a partition (MIG): its memory in GB, and its name for CUDA.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
-_MOST_FILES = 65_536  # upper bound of the open-files limit; kernel tables grow with the limit
+_MOST_FILES = 65_536  # highest limit that we set, because kernel tables grow with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Gpu:
 
 
 def this_host() -> Host:
-    cpus, num_threads = visible_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    cpus, num_threads = visible_cpus(), os.environ.get("OMP_NUM_THREADS", "")
     gpus, (memory, free) = visible_gpus(), _memory()
     return Host(
         devices=tuple(gpus),
@@ -80,7 +80,7 @@ def gpus_of_driver() -> tuple[Gpu, ...]:
 
 
 @cache
-def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 PATH, so that tests can change it despite the cache
+def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, because tests change PATH
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()
@@ -127,8 +127,8 @@ def _read(path: Path) -> str:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
-    nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi gives no answer,
-    count the driver's files in /dev, because the numbers in their names are those of the host.
+    nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi fails, count the
+    driver's files in /dev and number them from 0, because their names contain the host's numbers.
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:
@@ -140,7 +140,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
 
 
-def visible_cores() -> list[int]:
+def visible_cpus() -> list[int]:
     """Return the logical CPUs that this process may use; CPUs of one physical core are adjacent."""
     return sorted(os.sched_getaffinity(0), key=lambda cpu: (core_of(cpu), cpu))
 

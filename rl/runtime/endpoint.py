@@ -1,7 +1,7 @@
 """Endpoint files: the address of each server of a run and the number of its restarts.
 
 Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
-server broken writes a restart request into a second file.
+broken server requests its restart in a second file.
 """
 
 import json
@@ -49,7 +49,7 @@ def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: 
     write_atomically(path, json.dumps({"incarnation": incarnation, "why": why}))
 
 
-def restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
+def read_restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
     """Return the reason in the restart request for this incarnation, None without a request."""
     with suppress(FileNotFoundError):
         content = json.loads(run_folder.restart_request_of(process).read_text())

@@ -32,16 +32,16 @@ class RunFailed(RuntimeError):
     """The error raised if a run cannot continue. The message is for the user."""
 
 
-def no_debugger(*_: object, **__: object) -> None:
-    """Replace breakpoint() in a process without a terminal, where pdb would end in BdbQuit."""
+def refuse_breakpoint(*_: object, **__: object) -> None:
+    """Raise RunFailed instead of starting pdb, because this process has no terminal."""
     raise RunFailed(
-        "breakpoint() needs a terminal, but this process writes to a log: trainer.debug=true runs "
-        "the trainer, but not the environments, in the terminal"
+        "breakpoint() needs a terminal, but this process writes to a log: set trainer.debug=true, "
+        "which runs the trainer, but not the environments, in the terminal"
     )
 
 
 class OutOfTime(RunFailed):
-    """The exception that ends a run at max_time, after it has saved a checkpoint."""
+    """The error raised after a run has saved a checkpoint and ended because of max_time."""
 
 
 def message_of(error: BaseException) -> str:
@@ -81,7 +81,7 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest readable report {part, message} of a process named `of`..., or None."""
+    """Return the oldest report {part, message} of the processes whose names begin with `of`."""
     reports: list[tuple[float, dict[str, str]]] = []
     for path in sorted(run_folder.failures.glob(f"{of}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

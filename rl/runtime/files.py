@@ -10,7 +10,7 @@ from typing import Any
 
 from rl.runtime.given_files import regular_file
 
-_MAX_DEPTH = 64  # maximum nesting of JSON values; deeper ones may overflow json.dumps's stack
+_MAX_DEPTH = 64  # maximum nesting of JSON values; `to_json` writes deeper values as text
 _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
 
 
@@ -40,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Return a folder of this user alone. Raise PermissionError if another user owns the folder."""
+    """Create a folder that only this user can read. Raise PermissionError if another owns it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

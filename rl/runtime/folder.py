@@ -191,13 +191,13 @@ class RunFolder:
 def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
     """Turn an error in the block, which reads a file, into a ValueError that names the file.
 
-    Errors of memory, of the disk and of imports pass, because the file may be good.
+    Raise errors of memory, disk or imports unchanged, because the file may be intact.
     """
     try:
         yield path
-    except Exception as error:  # torch and msgspec have types of their own
+    except Exception as error:  # torch and msgspec raise error types of their own
         text = f"{type(error).__name__}: {error}"
-        # pyarrow reports damage as an OSError, too, but only an error of the system has an errno.
+        # pyarrow raises OSError without errno for a damaged file. A missing file counts as damaged.
         is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
@@ -218,7 +218,7 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """Move the rollouts of steps >= `step` aside; delete the steps' tokens and evaluations."""
+    """Move the rollouts of steps >= `step` to rollouts.dropped; delete tokens and evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name

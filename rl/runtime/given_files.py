@@ -1,7 +1,7 @@
 """Read the files of a run folder that another person may have made (docs/scaling.md).
 
-The functions refuse files with which a reader would wait for ever, fill the memory, or show a file
-from outside of the folder. A resumed run also writes, so it checks every path of its folder first.
+These functions refuse files that would block a reader for ever, fill its memory, or show it files
+outside the folder. A resumed run also writes, so it checks every path of its folder first.
 """
 
 import errno
@@ -22,7 +22,7 @@ _MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as many
 def regular_file(path: Path, folder: Path) -> Path:
     """Return `path` if it is a regular file whose real path is in `folder`.
 
-    Raise FileNotFoundError for all else, such as a FIFO or a link that leads out of the folder.
+    Raise FileNotFoundError for other paths, such as a FIFO or a link that leads out of the folder.
     """
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))
@@ -89,7 +89,7 @@ def why_unsafe_to_write(folder: Path) -> str:
         except FileNotFoundError:  # another process uses the folder and has deleted this path
             continue
         if status.st_uid not in owners:
-            return f"{path} belongs to another user (id {status.st_uid}): use a copy of your own"
+            return f"{path} belongs to another user (id {status.st_uid}): use a copy of the folder"
         if stat.S_ISLNK(status.st_mode):
             is_exempt = path.name == "sockets" or top / "wandb" in path.parents
             if not is_exempt and not path.resolve().is_relative_to(top):

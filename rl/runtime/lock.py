@@ -47,7 +47,7 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
-    If the block raises an error of `delete_on`, delete the folder, if this call has created it.
+    If the block raises an error of the type `delete_on`, delete the folders that this call created.
     Raise FolderUnusable if another process holds the lock, or if the folder is unsafe to write.
     """
     above = run_folder.path.parents

@@ -86,7 +86,7 @@ def _parse_line(line: bytes) -> Row | None:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not all(map(str.isprintable, row)):  # the terminal shows the names
+    if not all(map(str.isprintable, row)):  # control characters would change the terminal
         row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 

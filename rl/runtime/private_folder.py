@@ -35,7 +35,7 @@ class PrivateFolder:
         """Create an empty private folder; delete the content of an earlier start.
 
         The kernel limits the length of a socket's path, so <run>/sockets may be a link to a
-        temporary folder. A folder that is `shared` with other hosts contains no sockets.
+        temporary folder. A folder `shared` with other hosts has no sockets, so it is never a link.
         """
         import tempfile
 
@@ -53,7 +53,7 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Delete the target only if this run made it: a copied run folder has the original's link.
+        # Delete the target only if this run made it, because a copied run has the original's link.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)

@@ -17,7 +17,7 @@ _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse thes
 
 
 def program(name: str) -> list[str]:
-    """Return the command `python train.py` if that file is here, else `offbyone train`."""
+    """Return `python <name>.py` if that file is in the working folder, else `offbyone <name>`."""
     is_here = Path(f"{name}.py").exists()
     return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
-# Part of an error's message if memory ran out, whatever the type of the error.
+# This pattern matches the message of every error about too little memory.
 OUT_OF_MEMORY = (
     "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc"
 )

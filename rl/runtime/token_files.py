@@ -1,7 +1,7 @@
 """The token record: Parquet files with values per token, joined by rollout id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
-    tokens/step_000012.trainer.rank0.parquet    one line per row that this rank trained, and update
+    tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
 rl/learner/observation.py those of the second. A file without the column `update` is from an older
@@ -67,7 +67,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
     except OSError as error:
         with suppress(OSError):
             incomplete.unlink(missing_ok=True)
-        # Repeat the warning word for word, because the screen shows equal warnings only once.
+        # Use the same text at every step, because the screen shows equal warnings only once.
         log.warning(
             "tokens are not recorded (%s): the run continues and tries again at the next step. "
             "Free disk space, or resume with record=none",

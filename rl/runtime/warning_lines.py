@@ -27,7 +27,7 @@ class _WarningFile(logging.Handler):
 
 
 def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
-    """Append a warning to the file of a process, which the terminal shows."""
+    """Append a warning of a process to its warning file. The supervisor shows the new lines."""
     with suppress(OSError):  # the process that writes rollouts or metrics reports a full disk
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:

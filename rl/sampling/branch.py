@@ -9,7 +9,7 @@ import numpy as np
 from rl.config.ranges import PositiveInt
 from rl.records import Rollout
 from rl.sampling.prefix import prefix_of, turns_of
-from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, attempts
+from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Branch(Strategy):
@@ -32,10 +32,10 @@ class Branch(Strategy):
         return -(-size // (1 + self.branches))
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        roots = await attempts(group, play_one, range(self.num_first(size)))
+        roots = await play_attempts(group, play_one, range(self.num_first(size)))
         starts = [(root, *at) for root in roots if (at := self.position(root))]
-        if not starts:  # no root has enough tokens
-            return [*roots, *await attempts(group, play_one, range(len(roots), size))]
+        if not starts:  # no attempt has a position to branch from
+            return [*roots, *await play_attempts(group, play_one, range(len(roots), size))]
         branches = []
         for seed in range(len(roots), size):
             prefix, trains = prefix_of(*starts[seed % len(starts)]), self.prefix_trains

@@ -150,7 +150,7 @@ class ChatSettings:
 
 
 @dataclass
-class Hints:
+class HintedPrompts:
     """Callable that renders prompts with hints for a reference model (`reference.sees_hint=true`).
 
     The policy never sees the hint. The reference model computes the logprobs of the policy's tokens
@@ -160,7 +160,7 @@ class Hints:
     chat: Chat
     env: Environment
     group: Sequence[Episode]  # the finished episodes, from which hints may be made
-    # The last call's messages, tools and tokens, because a group's rollouts may share a hint.
+    # Cache of the last call: ((messages, tools), tokens). A group's rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:

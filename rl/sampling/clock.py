@@ -53,7 +53,7 @@ class Clock:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Raise TimeoutError if the block takes longer than the remaining time."""
+        """Run the clock during the block. Raise TimeoutError when no time is left."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
             before = WAITING.set(self.pause)

@@ -10,7 +10,7 @@ from envs.episode import StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.inference.completion import RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, Hints
+from rl.sampling.chat import Chat, HintedPrompts
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.rewarding import with_rewards
@@ -64,11 +64,11 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        hints, hinted = Hints(self.chat, self.env, group), list[Rollout]()
+        hints, hinted = HintedPrompts(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
                 # Skip episodes in which the policy read a hint.
-                if speaker.opened == self.env.add_system_prompt:
+                if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:

@@ -3,7 +3,7 @@
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
 A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
-An environment with `holds_conversation` writes the prompts itself and calls speaker.py per turn.
+An environment with `holds_conversation` writes the prompts itself and calls a Speaker per turn.
 An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. After
 an exception the rollout is repeated, at most `sampler.max_retries` times. A rollout that still
 fails gets no reward, its error is counted, and the other rollouts of its group are trained.
@@ -55,11 +55,11 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # environments and roles with checked names
+    _checked: set[str] = field(default_factory=set)  # envs and roles with checked reward names
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with the sampling options of `version`, and set the options of `env`."""
+        """Return a copy with the sampling options of `version`. Also set the options of `env`."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -172,11 +172,11 @@ class Player:
 
     async def _play_once(self, start: RolloutInputs) -> _Played:
         env, clock = start.env, start.clock
-        messages = start.opened(start.example.messages)
+        messages = start.prepare(start.example.messages)
         episode = Episode(start.example, messages, policy_version=self.policy_version)
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
-            *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.opened),
+            *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.prepare),
             start.prefix,
         )
         scores: list[Scores] = []
@@ -246,7 +246,7 @@ class Player:
         prompt = start.prompt or await self._first_prompt(start)
         if start.prefix and start.prefix.turns[0].prompt_ids not in ([], prompt.token_ids):
             raise ValueError(
-                "a prefix followed another first prompt, so the attempt cannot begin with it: give "
+                "a prefix was sampled after another first prompt than that of the attempt: give "
                 "play_one the example and the hint with which the prefix was sampled"
             )
         while True:
@@ -285,7 +285,7 @@ class Player:
     async def _first_prompt(self, start: RolloutInputs) -> Prompt:
         env, example = start.env, start.example
         with as_environment_error(env, f"examples (id {example.id})"):
-            return await self.chat.first_prompt(start.opened(example.messages), env.tool_specs)
+            return await self.chat.first_prompt(start.prepare(example.messages), env.tool_specs)
 
     async def _score(self, env: Environment, episode: Episode) -> Scores:
         with as_environment_error(env, "score"):

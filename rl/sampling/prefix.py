@@ -30,7 +30,7 @@ class Prefix:
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
 
     def turn(self, number: int, prompt: Prompt) -> Completion | None:
-        """Return the given tokens of a turn; None if it has none, or if its prompt has changed."""
+        """Return the given tokens of turn `number`; None if there are none for this prompt."""
         given = self.turns[number] if number < len(self.turns) else None
         return given if given and given.prompt_ids in ([], prompt.token_ids) else None
 
@@ -46,7 +46,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
             logprobs = row.rollout_logprobs[where].tolist()
-            if -1 in versions:  # the turn has given tokens that are not trained
+            if -1 in versions:  # a prefix that is not trained has no logprobs
                 logprobs = versions = []
             prompt = row.token_ids[: where[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
@@ -78,7 +78,7 @@ async def sample_turn(
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of given tokens at temperature 1 only, but the sampler has "
-                f"{changed}: use prefix_trains=False, or set sampler.temperature=1"
+                f"{changed}: use prefix_trains=False, or reset these and set sampler.temperature=1"
             )
         scored = await chat.score(begun.token_ids, count) if prefix.trains else ([0.0] * count, -1)
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
@@ -89,7 +89,7 @@ async def sample_turn(
     if left <= 0:
         raise RequestFailed(
             f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
-            "raise sampler.max_tokens or max_seq_len"
+            "raise sampler.max_tokens or model.max_seq_len"
         )
     shorter = chat.with_sampler(replace(chat.sampler, max_tokens=left))
     (rest,) = await shorter.generate(begun, 1, seed)

@@ -21,7 +21,7 @@ THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 
 
 async def rewrites_history(chat: Chat, renderer: Renderer) -> bool:
-    """Return whether the second prompt does not begin with the first prompt and its completion."""
+    """Return whether the prompt of turn two changes tokens of turn one."""
     opening = await chat.first_prompt([QUESTION], None)
     completion = Completion(
         token_ids=completion_with_thinking(renderer, opening.token_ids),

@@ -6,7 +6,7 @@
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-start of a run tests for this. If the format drops thinking, `client.on_rewrite` says what happens.
+start of a run tests for this. `client.on_rewrite` then keeps thinking, accepts the rows or refuses.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -21,17 +21,17 @@ class RolloutInputs:
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    opened: Callable[[Sequence[Message]], list[Message]]  # adds the system prompt, and a hint
+    prepare: Callable[[Sequence[Message]], list[Message]]  # adds the system prompt, and a hint
     prompt: Prompt | None = None  # first prompt; None until it is rendered
     opening: Completion | None = None  # first completion, from the request that the group shared
     prefix: Prefix | None = None  # the turns with which the rollout begins
 
     def change_example(self, example: Example, hint: str | None) -> None:
-        """Set the example, and show a hint unless `hint` is None; "": the example's own hint."""
+        """Set example and hint. `hint`: a text; "" for the example's own hint; None for no hint."""
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example
         if hint is not None:
             # A copy, because the episode appends to the list that the environment returns.
-            self.opened = lambda messages: [
+            self.prepare = lambda messages: [
                 *env.teacher_messages(self.example, env.add_system_prompt(messages))
             ]

@@ -40,7 +40,7 @@ class GrowingRow:
     def freeze(self) -> TrainingRow:
         columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if (hinted := self.hinted_prompt) is not None:
-            # Copy the given tokens that are not trained, which precede the first completion token.
+            # Add the tokens between prompt and completion: a given prefix that is not trained.
             first = int(columns["completion_mask"].argmax())
             hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
         return TrainingRow(**columns, hinted_prompt=hinted)
@@ -75,7 +75,7 @@ class RowBuilder:
         self._num_turns += 1
 
     async def add_hints(self, hint: Callable[..., Awaitable[list[int]]]) -> None:
-        """Set the hinted prompt of each row. `hint` adds a hint to the row's first prompt."""
+        """Set the hinted prompt of each row. `hint` returns a prompt's tokens with a hint."""
         for row in self._rows:
             row.hinted_prompt = await hint(row.prompt)
 

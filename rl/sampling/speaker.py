@@ -27,9 +27,9 @@ class Speaker:
     """Callable that samples the policy's turns in one episode and adds them to `rows`.
 
     Attributes:
-        engine: returns a context manager that surrounds each request (`Clock.hold_slots`).
+        hold_slot: returns a context manager that surrounds each request (`Clock.hold_slots`).
         seeds: the seeds of the requests, one per turn.
-        opened: function that adds `env.system_prompt`, and a hint if the policy sees one.
+        prepare: function that adds `env.system_prompt`, and a hint if the policy sees one.
         prefix: the turns with which the attempt begins; None: the policy samples all turns.
         stop_reason: why the newest turn ended; CONTEXT if the prompt fills max_seq_len.
     """
@@ -37,9 +37,9 @@ class Speaker:
     chat: Chat
     rows: RowBuilder
     episode: Episode
-    engine: Callable[[], AbstractAsyncContextManager[None]]
+    hold_slot: Callable[[], AbstractAsyncContextManager[None]]
     seeds: RequestSeeds
-    opened: Callable[[list[Message]], list[Message]]
+    prepare: Callable[[list[Message]], list[Message]]
     prefix: Prefix | None = None
     stop_reason: StopReason = StopReason.STOP
     # (conversation, prompt, completion) of the newest turn; None before the first turn
@@ -64,23 +64,23 @@ class Speaker:
             ours = self.episode
             shared = {"policy_version": ours.policy_version, "memory": ours.memory}
             episode = Episode(ours.example, [], **shared, role=role)
-            own = (self.chat, RowBuilder(), episode, self.engine, self.seeds, self.opened)
+            own = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
             self._roles[role] = Speaker(*own)
         if (speaker := self._roles[role]) is not self:
             own = {"prefix": prefix, "prefix_trains": prefix_trains}
             return await speaker(messages, tools, role=role, **own)
-        messages = self.opened(messages)
+        messages = self.prepare(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
-        # Draw the seed before the wait for vLLM, because concurrent waits end in any order.
+        # Draw the seed before the wait, because concurrent turns end their waits in any order.
         seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
         replayed = given.turn(number, prompt) if given else None
         if prefix is not None and not (replayed and replayed.token_ids):
             given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
         try:
-            async with self.engine():
+            async with self.hold_slot():
                 completion = await sample_turn(self.chat, prompt, seed, given, number)
         except GenerationError as error:
             self._failure = error
@@ -99,10 +99,10 @@ class Speaker:
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprobs of a text (envs/protocol.py, Speak.logprobs)."""
-        prompt = await self.chat.first_prompt(self.opened(messages), None)
+        prompt = await self.chat.first_prompt(self.prepare(messages), None)
         before, scored = self.chat.encode(after), self.chat.encode(text)
         try:
-            async with self.engine():
+            async with self.hold_slot():
                 token_ids = [*prompt.token_ids, *before, *scored]
                 return (await self.chat.score(token_ids, len(scored)))[0]
         except GenerationError as error:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from rl.config.ranges import PositiveInt
 from rl.records import Rollout
-from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, attempts
+from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Extremes(Strategy):
@@ -20,7 +20,7 @@ class Extremes(Strategy):
         return self.factor * size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        rollouts = await attempts(group, play_one, range(self.factor * size))
+        rollouts = await play_attempts(group, play_one, range(self.factor * size))
         # Attempts without a reward come last. They are kept only if too few have a reward.
         rollouts.sort(key=lambda r: float("inf") if r.reward is None else -r.reward)
         num_scored = max(sum(rollout.reward is not None for rollout in rollouts), size)
@@ -40,7 +40,7 @@ class AdaptiveSize(Strategy):
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         rollouts: list[Rollout] = []
         for first in range(0, self.max_rounds * size, size):
-            rollouts += await attempts(group, play_one, range(first, first + size))
+            rollouts += await play_attempts(group, play_one, range(first, first + size))
             if len({rollout.reward for rollout in rollouts} - {None}) > 1:
                 break
         return rollouts
@@ -56,10 +56,11 @@ class HintWhenAllFail(Strategy):
         self.num_hinted, self.failed_reward = num_hinted, failed_reward
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        rollouts = await attempts(group, play_one, range(size))
+        rollouts = await play_attempts(group, play_one, range(size))
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        # An attempt without a reward has neither failed nor succeeded.
+        # Attempts without a reward do not count, because it is unknown whether they failed.
         if not rewards or max(rewards) > self.failed_reward:
             return rollouts
         seeds = range(size, size + min(self.num_hinted, size))
-        return [*rollouts[: size - len(seeds)], *await attempts(group, play_one, seeds, hint="")]
+        hinted = await play_attempts(group, play_one, seeds, hint="")
+        return [*rollouts[: size - len(seeds)], *hinted]

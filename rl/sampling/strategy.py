@@ -78,10 +78,10 @@ class Independent(Strategy):
     samples: ClassVar[bool] = False
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        return await attempts(group, play_one, range(size))
+        return await play_attempts(group, play_one, range(size))
 
 
-async def attempts(
+async def play_attempts(
     group: StartedGroup, play_one: PlayOne, seeds: Iterable[int], **given: Any
 ) -> list[Rollout]:
     """Play an attempt for each seed, concurrently. `given`: further arguments of `play_one`."""
@@ -91,7 +91,7 @@ async def attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return the rollouts of a strategy. Raise ValueError for a repeated seed or a wrong number."""
+    """Return the strategy's rollouts. Raise ValueError for a repeated seed or a wrong number."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:

@@ -13,10 +13,10 @@ from rl.runtime.folder import RunFolder
 
 
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
-    """Return the local folder of the base model. A resumed run uses the model of its first start.
+    """Return the local folder of the base model, which `prepare` builds or downloads.
 
-    The checkpoints of a run do not fit another model, such as a newer commit on the hub. `prepare`
-    builds or downloads the model. Raise ConfigError if the model's content has changed.
+    A resumed run uses the model of its first start, because its checkpoints do not fit another one,
+    such as a newer commit on the hub. Raise ConfigError if the model's content has changed.
     """
     is_resumed = bool(run_folder.complete_checkpoints())
     with as_config_error():

@@ -46,7 +46,7 @@ class Children:
         self._begun = False
 
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Start vLLM, call `complete`, which completes config.yaml, and start the others."""
+        """Start vLLM, call `complete` to complete config.yaml, and start the other processes."""
         folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
@@ -55,7 +55,7 @@ class Children:
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        # Rewards may import libraries that take a GPU's memory when they find one, such as JAX.
+        # Hide the GPUs, because rewards may import libraries that fill a GPU's memory, such as JAX.
         env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
         self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
@@ -112,8 +112,8 @@ class Children:
         self, name: str, command: list[str], env: dict[str, str], host: Host | None = None
     ) -> None:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
-        debugger = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.no_debugger"}
-        env = {**debugger, **self._run_folder.private.environment(), **env}
+        hook = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.refuse_breakpoint"}
+        env = {**hook, **self._run_folder.private.environment(), **env}
         # ends_on_term=False, because these processes take TERM as a request for a checkpoint.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
@@ -129,19 +129,19 @@ class Children:
             begun = self._first_batch_has_begun()
             if stop.asked:  # check first, because the signal may also have ended processes
                 self._request_stop()
-            # The stop file counts only after the first batch. Before it there is nothing to save.
+            # Ignore the stop file before the first batch, because there is nothing to save.
             asked = begun and self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_report()  # ranks also end with 0 if sampling has failed
+                self._raise_if_reported()  # ranks also end with 0 if sampling has failed
                 return
             if self._replicas:  # check vLLM first, because the others fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
                         if self._stop_and_save(tick) and asked:
-                            return  # no error: a scheduler's signal also ended vLLM
-                        self._raise_report("trainer")  # raises if the ranks failed to save
+                            return  # no error, because a scheduler's signal also ended vLLM
+                        self._raise_if_reported("trainer")  # raises if the ranks failed to save
                     self._raise_failure_with_log(*gone)
             # A rank may end with status 0 before the other ranks. Every other end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
@@ -166,7 +166,7 @@ class Children:
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
 
-    def _raise_report(self, of: str = "") -> None:
+    def _raise_if_reported(self, of: str = "") -> None:
         failure = first_failure(self._run_folder, of)
         if failure:
             log = self._run_folder.log_of(failure["part"])
@@ -189,14 +189,14 @@ class Children:
 
     def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:
         self._raise_if_host_lost(_HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
-        self._raise_report()
+        self._raise_if_reported()
         name, status = next(iter(early.items()))
         self._raise_failure_with_log(name, describe_exit(status))
 
     def _raise_if_host_lost(self, seconds: float) -> None:
         """Raise HostLost if the host of an ended rank is lost, or is found lost within `seconds`.
 
-        HostLost explains the run's end better than the error of a rank that could not reach it.
+        HostLost explains the end better than the error of a rank that could not reach that host.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -235,6 +235,6 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
         segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         waits = {WAIT_VARIABLE: "1"} if shared else {}
         return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN, PyTorch
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's and PyTorch's
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

@@ -7,8 +7,8 @@
 A restarted server has the weights of the base model, so it gets no requests before the trainer's
 next push. The new incarnation in its endpoint file tells the other processes about the restart.
 
-If no other server works, the run waits for the restart. Then only a server that has served and
-has crashed is restarted, because a server that fails to start or refuses the weights fails again.
+If no other server works, the run waits for the restart. In that case only a server that has served
+and crashed is restarted, because one that fails to start or refuses the weights would fail again.
 """
 
 import time
@@ -22,7 +22,7 @@ from rl.cluster.host import HostLost, Process
 from rl.inference.replica import Replica, refuses_connections
 from rl.inference.routes import is_healthy
 from rl.runtime.child import describe_exit
-from rl.runtime.endpoint import Endpoint, restart_request
+from rl.runtime.endpoint import Endpoint, read_restart_request
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
 from rl.runtime.warning_lines import note_warning
@@ -38,7 +38,7 @@ StartReplica = Callable[[Replica], Process | None]  # returns None for an extern
 
 @dataclass(eq=False)
 class WatchedReplica:
-    """One vLLM server and what the supervisor has observed of it."""
+    """One vLLM server, with its process and its observed state."""
 
     replica: Replica
     status: Status
@@ -70,7 +70,7 @@ class Replicas:
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
         self._why_unusable = why_unusable
-        self._pool = ThreadPoolExecutor(len(replicas))  # not one per check, four times a second
+        self._pool = ThreadPoolExecutor(len(replicas))  # one pool for all checks
 
     def start(self) -> None:
         """Start all servers without waiting until they answer."""
@@ -85,15 +85,15 @@ class Replicas:
         starting = f"starting vLLM{again} ({replica.log})"
         one.status.set(starting if one.child else f"waiting for {replica.address} to answer")
         pid = one.child.group if one.child else None
-        self._publish(replica, pid or 0)
+        self._write_endpoint(replica, pid or 0)
 
-    def _publish(self, replica: Replica, pid: int) -> None:
+    def _write_endpoint(self, replica: Replica, pid: int) -> None:
         endpoint = Endpoint(replica.address, replica.incarnation, pid)
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
         """Restart servers that are gone. Return (name, cause) if the run must end instead."""
-        # In parallel, because each server that does not answer takes seconds.
+        # Check in parallel, because the check of a server that does not answer takes seconds.
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(one, what) for one, what in seen if what is not None]
         # Compute this before any restart, because `_restart` sets `ready` to False.
@@ -133,17 +133,17 @@ class Replicas:
         except HostLost as lost:
             self._all.remove(one)
             one.status.set("its host is lost")
-            self._publish(one.replica, 0)
+            self._write_endpoint(one.replica, 0)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
         """Return why a server must be restarted, or None. Check the server's health every 5 s."""
         if one.child is not None and one.child.returncode is not None:
-            # vLLM's engine process may survive and keep the socket open, so that a push would hang.
+            # End vLLM's engine process too, because a push would hang if it keeps the socket open.
             with suppress(HostLost):
                 one.child.kill()
             return describe_exit(one.child.returncode)
-        asked = restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
+        asked = read_restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
         if asked is not None:
             return f"is unusable: {asked}"
         now = time.monotonic()
@@ -178,5 +178,5 @@ class Replicas:
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
-        # Use half of the limit, because the ranks wait for a batch only for the whole limit.
+        # Use half of the limit, because the ranks fail after the whole limit without a batch.
         return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout / 2

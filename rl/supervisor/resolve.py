@@ -34,7 +34,7 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy with vLLM's memory filled in, and the plan as text."""
+        """Return a copy that sets vLLM's memory, and the plan as text. `sizes`: None if unknown."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)

@@ -78,20 +78,20 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # check first, because `resolve` says only that the folder holds a run
+    ensure_free(run_folder)  # first, because `resolve` would not name the process that uses it
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # constructors check what types and ranges cannot express
+    construct(run, CONSTRUCTED)  # raise ConfigError if a constructor refuses its options
     if run.resume and _is_complete(run, run_folder):
-        return _complete_result(run, run_folder)
+        return _end_complete_run(run, run_folder)
     lock = locked(run_folder, delete_on=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # Delete what an earlier start that did no step has left in the folder.
+        # Delete the model and the warm start of an earlier start that did no step.
         if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(but=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -118,7 +118,7 @@ def supervise(
         except KeyboardInterrupt:
             say(resume_advice(run_folder))
             raise
-        return _result(run, run_folder, stop, limit)
+        return _end_run(run, run_folder, stop, limit)
 
 
 def _is_complete(run: Run, run_folder: RunFolder) -> bool:
@@ -128,8 +128,8 @@ def _is_complete(run: Run, run_folder: RunFolder) -> bool:
     return (num_saved >= run.max_steps or is_reached) and training_is_done(run_folder)
 
 
-def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
-    # Delete sockets and keys that remain if the run was killed after its last step.
+def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
+    # Delete sockets and keys, which remain if the run was killed after its last step.
     with locked(run_folder):
         run_folder.private.clear()
     num_saved = run_folder.num_saved_steps()
@@ -139,8 +139,8 @@ def _complete_result(run: Run, run_folder: RunFolder) -> float | None:
     return _mean_reward(run_folder)
 
 
-def _result(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary, return the mean reward. Raise Stopped or OutOfTime after an early end."""
+def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
+    """Print the summary and return the mean reward. Raise Stopped or OutOfTime if they apply."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -198,7 +198,7 @@ class _Launch:
                 check_trainable(model)
                 return model
         if run.model.warm_start is None:
-            return self._built_model(run, self.run_folder)
+            return self._build_model(run, self.run_folder)
         supervised = RunFolder(self.run_folder.warm_start)
         first = warm_start_run(run, compose("warm_start"), supervised.path)
         with DryCall([first.plain()]) as dry_call:
@@ -207,14 +207,14 @@ class _Launch:
                 return kept
             make_cache(kept.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
-            model = self._built_model(run, supervised)
+            model = self._build_model(run, supervised)
             self.check_references(model)
             self.dry_call.learned()  # raises for an unusable loss, before the warm start takes 40 s
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A new StopRequest lets a signal end the warm start at once, without a checkpoint.
+            # A signal ends the warm start at once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(assign_devices(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:
@@ -222,7 +222,7 @@ class _Launch:
         move_to_cache(supervised, kept)
         return kept
 
-    def _built_model(self, run: Run, run_folder: RunFolder) -> Path:
+    def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
         """Build or download the model and return its folder. Raise ConfigError if unusable."""
         with as_config_error():
             model = build(run.model)().prepare(run_folder.built_model)

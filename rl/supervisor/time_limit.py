@@ -17,7 +17,7 @@ _RECENT_STEPS = 20  # number of steps in the estimate; older steps may include c
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
 _CHECKPOINT_S = 30.0  # least assumed seconds of a checkpoint, until the first one is measured
-# Of a trained parameter: weights in bfloat16 and float32, their export, and Adam's two moments.
+# A checkpoint has weights in bfloat16 and float32, their export, and Adam's two moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
 _NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint has saved no checkpoint
@@ -37,7 +37,7 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def expect_checkpoint(self, num_trained: int) -> None:
-        """Assume the time of the first checkpoint, at most a quarter of max_time."""
+        """Estimate the first checkpoint's time: at most 25 % of max_time, but at least 30 s."""
         seconds = num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_S
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 

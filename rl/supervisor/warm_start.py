@@ -38,13 +38,13 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of everything that affects the weights. `own_files`: see DryCall.files."""
+    """Return a hash of all that affects the weights of `first`. `own_files`: see DryCall.files."""
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
-    # The warm start uses its own learning rate, has no turn limit, and ignores rewards.
+    # Leave these keys out, because the warm start ignores learning rate, turn limit and rewards.
     content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}

@@ -53,7 +53,7 @@ class RunView:
     statuses: dict[str, ProcessStatus] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Add a line of metrics. If a resumed run repeats a step, drop lines from it on.
+        """Add a line of metrics. If a resumed run repeats a step, drop the lines from that step on.
 
         A line without an evaluation gets the results of the latest evaluation. The evaluation after
         the last step has a line of its own, which is merged into the line of the last step.

@@ -11,7 +11,7 @@ _LINES = 10  # a log file gets one line per tenth of the items
 
 
 class Progress(Display):
-    """A display of how many of `total` items are done, with a text above the bar."""
+    """A display of how many of `total` items are done. `things`: what the bar calls the items."""
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
         super().__init__(console)

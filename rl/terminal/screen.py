@@ -30,7 +30,7 @@ from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
 FIRST_STEPS = 5  # a log file gets a line for each of the first steps ...
-LINE_INTERVAL_S = 2.0  # ... and later at most one step line per 2 seconds
+LINE_INTERVAL_S = 2.0  # ... and then at most one line per 2 seconds
 STEP_LINE = (  # (label, metric, number format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),
@@ -54,7 +54,7 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Read no files yet. `update` skips old metrics of steps from `num_saved` on."""
+        """Read no files yet. `update` skips old metrics of the steps >= `num_saved`."""
         super().__init__(console)
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
@@ -110,7 +110,7 @@ def step_line(view: RunView, now: float) -> str:
     return "  ".join([*parts, view.times(now)])
 
 
-def first_and_last(rewards: Sequence[float]) -> str:
+def format_first_and_last(rewards: Sequence[float]) -> str:
     half = len(rewards) // 2
     if not half:
         return f"{rewards[0]:.3f}"
@@ -131,7 +131,7 @@ def final_summary(folder: RunFolder) -> str:
         at = next(row["step"] for row in rows if row.get("train/reward") == best)
         # The step lines count from 1 and the files from 0, so name the file.
         where = folder.rollouts_of(at).relative_to(folder.path)
-        lines.append(("reward", f"{first_and_last(rewards)}, best {best:.3f} in {where}"))
+        lines.append(("reward", f"{format_first_and_last(rewards)}, best {best:.3f} in {where}"))
     evaluated = {
         name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
     }

@@ -50,7 +50,7 @@ class Alarms:
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return the alarms of a run that has done `start` steps, without the warnings given."""
+        """Return the alarms of a run resumed at `start`, without the warnings already logged."""
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:
@@ -76,7 +76,7 @@ class Alarms:
         reward, entropy, truncated, spread, untrained = means
         early = self._early = self._early or memory
         best = self._best = max(self._best, reward)
-        first = self._first = self._first or entropy  # 0 until a step trains
+        first = self._first = self._first or entropy  # the first mean that is not 0
         found = {
             "no spread": self._needs_spread and spread >= 0.9,
             "instability": reward < best / 2 and best > 0.05,

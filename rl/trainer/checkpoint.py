@@ -1,4 +1,4 @@
-"""Write each checkpoint under a temporary name, then rename it. So none is ever incomplete.
+"""Write each checkpoint under a temporary name, then rename it, so that it is always complete.
 
 checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
@@ -53,7 +53,7 @@ def save_checkpoint(
     with _reporting_failure(temporary, step, run_folder):
         learner.save(temporary)
         learner.policy.export(run_folder.export_of(temporary), model)
-    dist.barrier()  # every rank has written its files
+    dist.barrier()  # rank 0 must not rename before all ranks have written their files
     if first:
         with _reporting_failure(temporary, step, run_folder):  # fsync fails if the disk is full
             state = {"step": step, "rollouts": rollouts}
@@ -98,7 +98,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
 
 
 def _is_full_disk(error: Exception) -> bool:
-    """Return whether the disk or quota is full. torch and safetensors raise RuntimeErrors then."""
+    """Return whether the disk or quota is full. torch and safetensors say so only in the text."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)

@@ -38,9 +38,9 @@ class Receivers:
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Other ranks wait in a collective meanwhile. It times out after 2 * trainer.wait_timeout.
+        # Below 2 * trainer.wait_timeout, because then the collective of the other ranks times out.
         self.restart_timeout = min(inference.startup_timeout, timeout)
-        self._known: dict[str, Replica] = {}  # replicas that received at least one push
+        self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
@@ -107,7 +107,7 @@ class Delivery:
 
         # A skipped step changes no weight. Its gradient norm is NaN, and NaN > 0 is False.
         has_changed = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-        while lost := self._failure_of(push) or self._failure_of(probe):
+        while lost := self._catch_failure(push) or self._catch_failure(probe):
             match self._ranks.from_first(self._next_action() if self._ranks.first else "fail"):
                 case "stop":
                     return False
@@ -117,7 +117,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push the newest version to restarted vLLMs. Return all that have it. Not collective."""
+        """On rank 0, push the newest version to restarted vLLMs and return all updated ones."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
@@ -130,8 +130,8 @@ class Delivery:
             self._receivers.restart(name, reason)
         return self._receivers.updated
 
-    def _failure_of(self, work: Callable[[], None]) -> str:
-        """Return rank 0's NoReceiver error as text, or "" without error. Collective."""
+    def _catch_failure(self, work: Callable[[], None]) -> str:
+        """Call `work`. Return rank 0's NoReceiver error as text, "" without error. Collective."""
         lost = ""
         try:
             work()

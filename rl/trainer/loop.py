@@ -58,7 +58,7 @@ class TrainingRun:
         if self.run.cluster.spans_hosts:
             bind_collectives(self.run.cluster.interface)
             rendezvous = None
-        # Collectives time out after requests, so that the rank whose request failed reports first.
+        # Requests time out before collectives, so that the rank whose request failed reports first.
         self.ranks = Ranks.join(rendezvous, 2 * self.settings.wait_timeout)
         self.status.set("loading the model")
         self.learner = Learner(self.run, self.run_folder, self.ranks)
@@ -93,7 +93,7 @@ class TrainingRun:
                 record = StepRecord(batch)
                 stats = self.learner.update(batch, record.observe)
             self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
-            stats |= self._evaluation(rollouts, watch, step)  # must finish before the push
+            stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets new weights
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
@@ -102,7 +102,7 @@ class TrainingRun:
             if batch.record_ids:
                 with watch.phase("record", f"recording the tokens of step {step}"):
                     record.write(self.run_folder, self.ranks.rank)
-            del record  # its tensors are on the GPU
+            del record  # frees its tensors on the GPU
             line = self._log(step, batch, stats | watch.times, time.monotonic() - began)
             if self.ranks.first:
                 self.alarms.add(line)
@@ -115,7 +115,7 @@ class TrainingRun:
             # again. The time of the checkpoint counts for the next step.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
-                self._checkpoint(step + 1, rollouts)
+                self._save_if_due(step + 1, rollouts)
             if self.profiler:
                 self.profiler.step()
         # No step trains the last version, so its evaluation needs a separate metrics line.
@@ -161,7 +161,7 @@ class TrainingRun:
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
 
-    def _checkpoint(self, step: int, rollouts: RolloutsLink) -> None:
+    def _save_if_due(self, step: int, rollouts: RolloutsLink) -> None:
         every = self.settings.checkpoint_every
         if step == self.run.max_steps or (every and step % every == 0):
             self._save(step, rollouts)

@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite: keep their batches, and end the run after several."""
+"""Record the batches of steps whose loss or gradient is not finite; end the run after several."""
 
 import logging
 
@@ -8,23 +8,23 @@ from rl.runtime.folder import RunFolder
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MOST_KEPT = 5  # batches that one process records, because a batch may have many tokens
+_MOST_KEPT = 5  # maximum number of recorded batches, because a batch may have many tokens
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """The count of such steps in a row, on one rank. All ranks see the same steps."""
+    """The number of non-finite steps in a row, which is equal on all ranks."""
 
     def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
-        """`most`: trainer.max_nonfinite_steps."""
+        """End the run after `most` of these steps in a row (trainer.max_nonfinite_steps)."""
         self._run_folder, self._ranks, self._most = run_folder, ranks, most
         self._in_a_row = self._num_kept = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
-        """Record the tokens of the whole batch if the step was skipped, whatever `record` is.
+        """Record all tokens of the batch if the step was skipped, even with record=none.
 
-        Collective. Later steps than the fifth are recorded only if they end the run.
+        Collective. After five recorded steps, record a step only if it ends the run.
 
         Raises:
             RunFailed: too many steps in a row were skipped.
@@ -37,7 +37,7 @@ class NonFiniteSteps:
             return
         self._num_kept += 1
         record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
-        self._ranks.any(True)  # wait, because the first rank that fails ends all others
+        self._ranks.any(True)  # wait, because the supervisor ends all ranks if one fails
         said = (
             f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
             f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "

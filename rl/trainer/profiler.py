@@ -6,7 +6,7 @@ from rl.runtime.folder import RunFolder
 
 
 def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
-    """Start a profiler that skips a step and records `num_steps`. Return None if it is 0."""
+    """Start a profiler that skips a step and records `num_steps`; return None if that is 0."""
     if not num_steps:
         return None
 

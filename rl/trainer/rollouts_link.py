@@ -116,7 +116,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Push to restarted vLLMs meanwhile, because it may depend on them."""
+        """Wait for an answer, and push to restarted vLLMs, because the answer may need them."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
@@ -130,7 +130,7 @@ class RolloutsLink:
                     link.publish(self._version, replicas)
 
     def _read(self, count: int) -> memoryview:
-        try:  # not bytearray, which would first fill the memory with zeros
+        try:  # use np.empty, because bytearray would first fill the memory with zeros
             view, offset = np.empty(count, np.uint8).data, 0
         except (MemoryError, ValueError) as error:
             raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error

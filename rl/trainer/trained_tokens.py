@@ -55,7 +55,7 @@ class StepRecord:
             is_recorded = np.array(list(map(bool, ids)))  # [B]
             counts = micro.completion_mask.sum(1)  # [B]
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
-            chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N], a copy
+            chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N of recorded rows]
             self._recorded.append(
                 _RecordedRows(
                     update,

@@ -3,9 +3,9 @@
 A vLLM on the trainer's host maps the matrices from the trainer's memory file. Any other vLLM
 receives them in the request (base64, because the route accepts JSON) and needs no shared folder.
 
-vLLM loads an adapter only from a folder, and would read a reloaded folder again at every step of
-every request. So the reader writes only the first version to a folder, which vLLM loads once. Later
-pushes replace the matrices in vLLM's memory.
+vLLM loads an adapter only from a folder. If it loaded the folder again, it would read the files at
+every step of every request. So the reader writes only the first version to a folder, which vLLM
+loads once. Later pushes replace the matrices in vLLM's memory.
 """
 
 import json

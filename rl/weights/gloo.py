@@ -58,7 +58,7 @@ class GlooSender(GroupSender):
         return {"num_bytes": len(self._file.content)}
 
     def broadcast_to(self, name: str) -> None:
-        # Store only the group's id, because a reference to it would keep its connections open.
+        # Store only the group's id, because a reference to the group would keep connections open.
         error, members = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))

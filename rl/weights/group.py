@@ -38,6 +38,7 @@ class GroupSender(Sender):
         raise NotImplementedError
 
     def leave(self, name: str) -> None:
+        """Give up the group of the replica `name`, if there is one."""
         self._groups.pop(name, None)
 
     def connect(self, vllm: VLLMRoutes) -> None:
@@ -45,21 +46,21 @@ class GroupSender(Sender):
         name = vllm.replica.name
         self.leave(name)
         facts, join = self.meet(vllm, 1 + vllm.num_workers())
-        joined = in_thread(join)
+        joined = run_in_thread(join)
         self.open_readers(vllm, facts)
-        self._groups[name] = self._result(joined, f"the workers of {name} to join the group")
+        self._groups[name] = self._wait_for(joined, f"the workers of {name} to join the group")
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
         name = vllm.replica.name
-        sent = in_thread(lambda: self.broadcast_to(name))
+        sent = run_in_thread(lambda: self.broadcast_to(name))
         try:
             super().send(vllm, version)
-            self._result(sent, f"{name} to receive the weights")
+            self._wait_for(sent, f"{name} to receive the weights")
         except RunFailed:
             self.leave(name)
             raise
 
-    def _result(self, future: Future[T], awaited: str) -> T:
+    def _wait_for(self, future: Future[T], awaited: str) -> T:
         try:
             return wait_for(future, self._timeout, awaited)
         except RuntimeError as error:
@@ -67,8 +68,8 @@ class GroupSender(Sender):
             raise RunFailed(f"{what}: {error}; see logs/inference*") from error
 
 
-def in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, because collectives cannot be interrupted and block exit."""
+def run_in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a daemon thread, because it may wait forever and must not block the exit."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -82,6 +83,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def wait_for(future: Future[T], timeout: float, awaited: str) -> T:
+    """Return the future's result. Raise RuntimeError after `timeout` seconds."""
     try:
         return future.result(timeout)
     except TimeoutError as error:

@@ -102,7 +102,7 @@ class MemoryFile:
         if int(runtime.cudaHostRegister(address, len(self.content), 0)) == 0:
             self._registered = address
             return
-        # CUDA keeps the error, and the next checked launch of a kernel raises and removes it.
+        # Launch a kernel that raises CUDA's stored error, so that no later kernel raises it.
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
 
@@ -117,7 +117,7 @@ class MemoryFile:
 
 
 def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
-    """Return safetensors' header and the size of all tensors, which begin at multiples."""
+    """Return safetensors' header and the total size. Tensors start at multiples of `alignment`."""
     header, end = {}, 0
     for name in sorted(weights):
         tensor = weights[name]

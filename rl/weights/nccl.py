@@ -18,7 +18,7 @@ import torch
 from torch.cuda import nccl
 
 from rl.inference.routes import VLLMRoutes
-from rl.weights.group import GroupSender, in_thread, wait_for
+from rl.weights.group import GroupSender, run_in_thread, wait_for
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
@@ -85,14 +85,14 @@ class NcclReader(Reader):
     def __init__(self, worker: int, *, unique_id: str, size: int, timeout: float) -> None:
         self._timeout, self._buffer = timeout, torch.empty(0, device=self.device)
         unique, device = b64decode(unique_id), self._buffer.device
-        joined = in_thread(lambda: self.group(unique, 1 + worker, size, device))
+        joined = run_in_thread(lambda: self.group(unique, 1 + worker, size, device))
         self._group = wait_for(joined, timeout, "the trainer to join the group")
 
     def read(self, fingerprint: str, *, num_bytes: int, **packed: Any) -> dict[str, torch.Tensor]:
         """Receive the broadcast and return its weights. The next push overwrites their memory."""
         if len(self._buffer) != num_bytes:
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        received = in_thread(lambda: self._group.broadcast(self._buffer))
+        received = run_in_thread(lambda: self._group.broadcast(self._buffer))
         wait_for(received, self._timeout, "the weights of the trainer")
         return unpack(self._buffer, **packed, fingerprint=fingerprint)
 

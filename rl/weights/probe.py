@@ -37,7 +37,7 @@ class ProbedRows:
         rows = list(zip(token_ids, scored, lengths, strict=True))
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
-    def gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
+    def measure_gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return |vLLM's logprob - trainer's logprob| of each token [N]. N may be 0."""
         with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
             # A row of one token has no token to score.

@@ -45,14 +45,14 @@ class WeightPusher:
         self._had_several |= len(self._receivers) > 1
 
     def take_lost(self) -> dict[str, str]:
-        """Return {replica name: reason} of those that failed a push or a probe since last time."""
+        """Return {name: reason} of replicas that failed a push or a probe since the last call."""
         lost, self._lost = self._lost, {}
         return lost
 
     def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
-        Raise NoReceiver if no vLLM loads them, or RunFailed if `must_differ`, but none changed.
+        Raise NoReceiver if no vLLM loads them. Raise RunFailed if none changed, but `must_differ`.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -118,7 +118,7 @@ class WeightPusher:
             receivers = list(self._receivers.values())
             probed = receivers[version // every % len(receivers)]
             try:
-                gap = rows.gap(probed, SERVED_AS[self._sender.adapter_only])
+                gap = rows.measure_gap(probed, SERVED_AS[self._sender.adapter_only])
             except RunFailed as error:
                 self._remove(probed, error)
             else:

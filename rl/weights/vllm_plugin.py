@@ -41,7 +41,7 @@ from rl.weights.vllm_proof import (
     as_vllm_names,
     compare_parameters,
     coverage_line,
-    parameters_that_share,
+    parameters_sharing_memory,
 )
 
 log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger has a handler
@@ -74,7 +74,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 
 class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """The base class of our transfer engines. vLLM returns a RuntimeError to the trainer."""
+    """The base class of our transfer engines. vLLM reports their RuntimeErrors to the trainer."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -115,23 +115,23 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Finish the reload and compare the parameters with the received weights.
 
-        Do nothing if none were received: the trainer was killed, and the next one ends its update.
+        If none were received, do nothing: a new trainer ends the update of a killed trainer.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks, so it skipped layers that have one.
+            # The reload empties each weight that it repacks, so it skipped layers that keep one.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, not after a reload.
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-        shared = list(parameters_that_share(self.model, self._received))
+        shared = list(parameters_sharing_memory(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM's loader must copy {shared}, not keep a view")
+            raise RuntimeError(f"weight push: vLLM keeps a view of {shared}: its loader must copy")
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compare_parameters(self.model, sent))

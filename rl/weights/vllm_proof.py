@@ -87,7 +87,7 @@ def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
     return dict(twin.named_parameters())
 
 
-def parameters_that_share(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
+def parameters_sharing_memory(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
     places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
     for name, parameter in model.named_parameters():
         if parameter.numel() and parameter.untyped_storage().data_ptr() in places:

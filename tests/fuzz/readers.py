@@ -173,7 +173,7 @@ def checkpoint(folder: Path) -> Reader:
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from safetensors.torch import save_file
 
-    from rl.learner.deepspeed_engine import TensorFiles
+    from rl.learner.deepspeed_engine import SafeCheckpointEngine
     from rl.learner.learner import Learner
     from rl.model.folder import shapes_of
     from rl.rollouts.__main__ import dispatcher_state
@@ -193,7 +193,7 @@ def checkpoint(folder: Path) -> Reader:
     torch.save(engine, place / "deepspeed" / "mp_rank_00_model_states.pt")
     save_file(weights, place / "hf" / "model.safetensors")
     whole = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    files = TensorFiles(None)
+    files = SafeCheckpointEngine(None)
     without_parts: Any = SimpleNamespace(policy=None, _critic=None, _reference=None)
     readers: dict[str, Callable[[Path], object]] = {
         "state.json": lambda _: dispatcher_state(run_folder.resume_point()),

@@ -207,13 +207,13 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():
-    from rl.weights.vllm_proof import parameters_that_share
+    from rl.weights.vllm_proof import parameters_sharing_memory
 
     sent = weights(torch.float32)
     model = Model(sent)
-    assert list(parameters_that_share(model, sent)) == []
+    assert list(parameters_sharing_memory(model, sent)) == []
     model.norm.weight = torch.nn.Parameter(sent["norm.weight"][:], requires_grad=False)
-    assert list(parameters_that_share(model, sent)) == ["norm.weight"]
+    assert list(parameters_sharing_memory(model, sent)) == ["norm.weight"]
 
 
 def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():

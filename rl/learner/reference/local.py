@@ -49,7 +49,7 @@ class InitialPolicy:
 class FrozenModel:
     """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
 
-    same_tokens: ClassVar[bool] = True  # the supervisor fetches it and compares the tokenizers
+    same_tokens: ClassVar[bool] = True  # the supervisor compares the tokenizers
 
     path: str
     revision: str | None

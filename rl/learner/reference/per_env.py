@@ -89,7 +89,7 @@ def _rows_of(name: str, rows: Rows) -> Rows:
 def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
-    # [N] place in row order of each score, when scores are concatenated teacher by teacher
+    # [N] index in row order of each score, if scores are concatenated teacher by teacher
     order = numbers.argsort(stable=True).to(rows.mask.device)
 
     def reorder(scores: Tensor) -> Tensor:

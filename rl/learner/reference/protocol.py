@@ -16,7 +16,7 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # False if `score` computes padded rows, because micro-batches must then have fewer of them
+    # False if `score` also computes padding, which the plan of micro-batches must then count
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:

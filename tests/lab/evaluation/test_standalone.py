@@ -14,7 +14,7 @@ from rich.console import Console
 from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
 from lab.evaluation.standalone import write_files
-from lab.evaluation.table import report
+from lab.evaluation.table import result_lines
 from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Rollout
 from rl.runtime.folder import RunFolder
@@ -81,7 +81,7 @@ def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkey
 
 def table(*examples: PlayedExample) -> str:
     console = Console(file=StringIO(), width=100)
-    console.print(report(summarise(examples, 1.0), 1.0, "outputs/x"))
+    console.print(result_lines(summarise(examples, 1.0), 1.0, "outputs/x"))
     return console.file.getvalue()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from lab.losses.arms import arms_of
 from lab.losses.command import main
-from lab.losses.step import steps_taken
+from lab.losses.step import take_steps
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.learner.learner import Learner
@@ -54,7 +54,7 @@ def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
     change = answers(learner, everything) - before
     better = torch.tensor([c.advantages[0] > 0 for group in groups for c in group.credits])
     arms = arms_of(folder, ["loss=gspo"], has_model=True)
-    own, other = steps_taken(folder, arms, checkpoint)
+    own, other = take_steps(folder, arms, checkpoint)
     for found, expected in ((own[1], change[better].mean()), (own[3], change.abs().mean())):
         assert abs(float(found) - float(expected)) < 2e-4
     assert abs(float(own[3])) > 0.01

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.evaluation.served import chat_setting
+from lab.evaluation.served import chat_settings
 from lab.prompts.optimize import _reflection_policy, optimize_prompt
 from lab.prompts.settings import check_search
 from rl.config.build import build
@@ -193,7 +193,7 @@ def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, 
     model = build(teacher.model)()
     folder = RunFolder(tmp_path)
     folder.set_model(model.prepare(tmp_path))
-    chat = chat_setting(teacher, folder, build(settings.env)())
+    chat = chat_settings(teacher, folder, build(settings.env)())
     assert folder.model() == chat.model == REPO / "models" / "tiny-wiki"
     assert (chat.max_seq_len, chat.renderer, model.dtype) == (512, "auto", "bfloat16")
     assert settings.model is None  # the policy is another server's

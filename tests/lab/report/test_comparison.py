@@ -9,7 +9,7 @@ from scipy import stats
 
 from lab.report.arms import Arm, arms_of
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import basis, conclusion, what_is_visible
+from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import as_csv, as_json
 from lab.report.scoring import HELD_OUT, TRAINING, judged_step
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
@@ -45,7 +45,7 @@ def test_the_conclusion_names_what_is_better_or_worse_and_what_cannot_be_told(th
     assert text.endswith("beats grpo; dapo cannot be distinguished from grpo.")
     comparison = compare(three_arms)
     assert basis(comparison) == "Scored on 16 held-out questions, version 20, 5 seeds each."
-    assert what_is_visible(comparison).startswith("The smallest visible difference is 0.0")
+    assert describe_power(comparison).startswith("The smallest visible difference is 0.0")
     reverse = compare(three_arms, baseline="cispo")
     assert {r.arm.name: r.decision for r in reverse.others} == {"grpo": "worse", "dapo": "worse"}
     assert "are worse than cispo" in conclusion(reverse)
@@ -69,7 +69,7 @@ def test_several_evaluations_are_averaged_but_never_the_untrained_version():
     arms = [Arm("a", "a", (replace(run(), evaluations=evaluations),))]
     for num_judged in (2, 3):
         comparison = compare(arms, num_judged=num_judged)
-        assert comparison.baseline.scores.runs[0] == pytest.approx((0.2 + 0.4 + 0.4 + 0.8) / 4)
+        assert comparison.baseline.scores.means[0] == pytest.approx((0.2 + 0.4 + 0.4 + 0.8) / 4)
         assert comparison.scoring.judged == "the last 2 evaluations, up to version 20"
 
 
@@ -124,7 +124,7 @@ def test_with_fewer_than_three_seeds_no_arm_is_called_better():
     assert basis(alone).endswith(", 2 seeds.")
     assert "Fewer than 3 seeds" in alone.notes[0]
     assert {r.decision for r in comparison.others} == {"open"}
-    assert what_is_visible(comparison) == "Decisions need at least 3 seeds of each arm."
+    assert describe_power(comparison) == "Decisions need at least 3 seeds of each arm."
 
 
 def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms):

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import verdicts
 from lab.report.arms import Arm
 from lab.report.comparison import compare
-from lab.report.conclusion import basis, conclusion, ended_early, headline, what_is_visible
+from lab.report.conclusion import basis, conclusion, describe_power, ended_early, headline
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.scoring import mean_scores
 from rl.runtime.sweep_folder import NOT_STARTED
@@ -47,7 +47,7 @@ def test_unscored_rollouts_do_not_make_an_equal_arm_better_or_worse(lost, counte
     notes = " ".join(comparison.notes)
     assert f"left out: cispo {cispo.num_unscored} of 1280." in notes
     assert "No decision about cispo, because it would not hold if unscored" in notes
-    assert (cispo.seeds_needed, what_is_visible(comparison)) == (None, "")  # seeds do not help
+    assert (cispo.seeds_needed, describe_power(comparison)) == (None, "")  # seeds do not help
 
 
 def test_a_sequential_decision_must_hold_under_each_assumption_too():
@@ -232,7 +232,7 @@ def test_what_is_visible_is_said_of_the_observed_difference():
     needs = [(one.seeds_needed or inf, one.arm.name) for one in comparison.others]
     _, fewest = min(needs)
     sizes = sorted(one.visible_difference for one in comparison.others)
-    text = what_is_visible(comparison)
+    text = describe_power(comparison)
     assert text.startswith(f"The smallest visible difference is {sizes[0]:.2g}")
     assert f"If {fewest} truly differs by the observed " in text
     assert text.endswith("seeds of each arm.")
@@ -251,7 +251,7 @@ def test_only_a_known_difference_needs_a_number_of_seeds(needed, expected, cell)
     comparison = compare([arm("grpo", scores(1)), arm("dapo", scores(3))])
     dapo = replace(result(comparison, "dapo"), seeds_needed=needed)
     comparison = replace(comparison, results=(comparison.baseline, dapo))
-    text = what_is_visible(comparison)
+    text = describe_power(comparison)
     assert text.endswith(expected)
     assert ("truly differs" in text) == bool(expected)
     heads, *rows = table(arm_records(comparison, comparison.arms))
@@ -262,12 +262,12 @@ def test_only_a_known_difference_needs_a_number_of_seeds(needed, expected, cell)
 def test_equal_scores_need_no_number_of_seeds():
     comparison = compare([arm("grpo", scores(1)), arm("same", scores(1))])
     assert result(comparison, "same").seeds_needed is None
-    assert "questions" not in what_is_visible(comparison)
+    assert "questions" not in describe_power(comparison)
 
 
 def test_an_arm_with_two_seeds_leaves_the_others_their_explanation():
     arms = [arm("grpo", scores(1)), arm("dapo", scores(3)), arm("two", scores(4, num_seeds=2))]
-    text = what_is_visible(compare(arms))
+    text = describe_power(compare(arms))
     assert text.startswith("Decisions need at least 3 seeds of each arm. The smallest visible")
 
 

@@ -124,7 +124,7 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "name the folder"),
-        ([".", "out=sweep.html"], 2, "the sweep has a sweep.json: choose another name"),
+        ([".", "out=sweep.html"], 2, "would overwrite sweep.json: choose another name"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_remedy(arguments, status, problem, capsys):

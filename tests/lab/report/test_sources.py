@@ -120,3 +120,12 @@ def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_swe
     (sweep / "jobs" / "00001.json").write_text(json.dumps({**record, "grown": 1}))
     assert [(run.grown, run.selects_examples) for run in read(sweep)] == [(0, False), (1, True)]
     assert arms_of(read(sweep))[0].num_looks == 2
+
+
+def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
+    for seed in (1, 2):
+        given = f"env.args.seed={seed}"
+        made_run(tmp_path / f"data{seed}", given, seed=0, env={"args": {"seed": seed}, "seed": 0})
+    arms = arms_of(read(tmp_path))
+    assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
+    assert "env.seed" not in arms[0].runs[0].config  # it interpolates ${seed}

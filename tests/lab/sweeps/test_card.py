@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
-from lab.sweeps.card import ROWS, STORED, price, stages
+from lab.sweeps.card import ROWS, STORED, remaining_work, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import REPO, check_all, composed
@@ -88,18 +88,27 @@ def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path
     assert json.loads((tmp_path / "report.json").read_text())["name"] == "mine"
 
 
+def test_a_row_without_all_levels_is_not_compared_with_whole_rows(sweep, tmp_path):
+    cells = [Cell("basic", "easy", 1e-3, [0.3], [0.8], 30.0)]
+    cells += [Cell("staleness", "easy", 1e-3, [0.3, 0.3], [0.95, 0.97], 30.0)]
+    stored = Card("cispo", "2026-11-26", "abc", 3.0, cells)
+    text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
+    assert "lower than" not in text
+    assert ", only easy" in (tmp_path / "report.html").read_text()
+
+
 def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep):
     jobs = [
         ["seed=0", f"row={row}", f"card.level={level}", "loss=mine"]
         for row in ("staleness", "basic")
         for level in ("easy", "hard")
     ]
-    ladder, others = stages(jobs, [1e-4, 5e-4, 1e-3])
+    ladder, others = split_jobs(jobs, [1e-4, 5e-4, 1e-3])
     assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
     assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
     assert others == jobs[:2]
-    assert price(sweep, [*ladder, *others]).startswith("1 runs to play, about ")
-    given, _ = stages([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
+    assert remaining_work(sweep, [*ladder, *others]).startswith("1 runs are not done, which take ")
+    given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 
 

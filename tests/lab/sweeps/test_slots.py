@@ -9,7 +9,7 @@ import pytest
 
 from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
-from rl.runtime.devices import visible_cores, visible_gpus
+from rl.runtime.devices import visible_cpus, visible_gpus
 from tests.support.launching import wait_for
 
 REPO = Path(__file__).parents[3]
@@ -125,4 +125,4 @@ def test_gpus_come_from_the_variable_else_from_the_driver(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus(tmp_path) == []
     assert visible_gpus(Path("/nowhere")) == []
-    assert set(visible_cores()) == os.sched_getaffinity(0)
+    assert set(visible_cpus()) == os.sched_getaffinity(0)

@@ -40,8 +40,8 @@ def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_pe
 @pytest.mark.parametrize(
     ("demand", "nodes", "ranks_per_node", "said"),
     [
-        (Demand(1, 16, 1), [EIGHT] * 4, None, "a replica on one node need 16 GPUs and 2 CPUs"),
-        (Demand(1, 1, 16), [EIGHT] * 4, 16, "16 ranks on one node need 16 GPUs"),
+        (Demand(1, 16, 1), [EIGHT] * 4, None, "must have 16 GPUs and 2 CPUs for a replica"),
+        (Demand(1, 1, 16), [EIGHT] * 4, 16, "one node must have 16 GPUs"),
         (Demand(9, 1, 8), [EIGHT] * 2, None, "the run needs 17 GPUs, but the cluster has 16"),
         (Demand(6, 1, 2), [CPUS] * 3, None, "the run needs 14 CPUs, but the cluster has 12"),
         (Demand(1, 1, 1), [Bundle(0, 8)], None, "0 GPUs and 8 CPUs.*or set cluster.gpus=false"),

@@ -44,7 +44,7 @@ def test_the_parent_of_a_run_is_read_from_its_initial_model(first, tmp_path):
 def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     config = composed(f"output_dir={first.path.parent}", "run_name=second")
     missing = changed(config, {"init_from": "first:7"})
-    said = "init_from=first:7: first has checkpoints only of the steps [5, 10]: name a run "
+    said = "init_from=first:7, but first has checkpoints only of the steps [5, 10]: name a run "
     assert said in only_problem(missing)
     nowhere = only_problem(changed(config, {"init_from": "frist"}))
     assert f" or {first.path.parent / 'frist'}: name a run " in nowhere

@@ -60,12 +60,12 @@ REFUSED: dict[str, tuple[Changes, str]] = {
             "sampler": chosen("sampler", "demonstrations"),
             "loss": chosen("loss", "sft"),
         },
-        "rl.sampling.strategies.Extremes plays attempts of the policy, but "
+        "rl.sampling.strategies.Extremes samples from the policy, but "
         "rl.sampling.demonstrations.DemonstrationSampler starts no vLLM: use strategy=independent",
     ),
     "strategy and stop texts": (
         {"strategy": chosen("strategy", "branch"), "sampler.stop": ["</a>"]},
-        "rl.sampling.branch.Branch begins turns with given tokens, where vLLM does not find "
+        "rl.sampling.branch.Branch begins turns with given tokens, in which vLLM does not look for "
         "sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
     ),
     "head dtype and overrides": (
@@ -275,7 +275,7 @@ def test_the_largest_rank_that_vllm_takes_is_taken():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nothing.jsonl", "no such file (relative paths start in "),
+        ("nothing.jsonl", "does not exist (relative paths start in "),
         ("folder", "is a folder: name a file in this folder"),
     ],
 )

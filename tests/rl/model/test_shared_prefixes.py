@@ -358,7 +358,7 @@ def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(capl
     with caplog.at_level(logging.WARNING, "rl"):
         share_prefixes(model.train())
     (record,) = [record for record in caplog.records if record.name.startswith("rl.")]
-    assert "rows share no computation (trainer.share_prefixes)" in record.getMessage()
+    assert "trainer.share_prefixes=true has no effect, because" in record.getMessage()
     assert reason in record.getMessage()
     assert model.training
     assert not shares_prefixes(model)

@@ -108,9 +108,7 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
 
 def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(watched):
     stops = [sys.executable, "-c", "breakpoint()"]
-    with pytest.raises(
-        RunFailed, match=r"breakpoint.. needs a terminal.*: trainer.debug=true runs"
-    ):
+    with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):
         watched(*SUPERVISED, seconds=20.0, trainer_rank0=SLEEP, rollouts=stops)
 
 

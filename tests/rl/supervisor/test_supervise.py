@@ -146,10 +146,10 @@ def cut(path: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda m: (m / "config.json").unlink(), "contains no config.json: save the"),
-    "no JSON": (lambda m: cut(m / "config.json"), "model/config.json is no JSON ("),
+    "no JSON": (lambda m: cut(m / "config.json"), "model/config.json is not valid JSON ("),
     "a list": (lambda m: (m / "config.json").write_text("[]"), "config.json contains no JSON obj"),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "contains no tokenizer.json: save"),
-    "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "model/tokenizer.json is no JSON ("),
+    "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "tokenizer.json is not valid JSON ("),
     "another tokenizer": (
         lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
         "model/tokenizer.json cannot be read (",

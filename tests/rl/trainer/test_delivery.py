@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.runtime.endpoint import Endpoint, restart_request
+from rl.runtime.endpoint import Endpoint, read_restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.trainer.delivery import Delivery, Receivers
@@ -138,4 +138,4 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
     assert rank.deliver(2)
     assert rank.delivery.updated_replicas().keys() == {"inference1"}
     assert vllms[1].server.version == 2
-    assert "refused" in (restart_request(rank.folder, "inference0", 0) or "")
+    assert "refused" in (read_restart_request(rank.folder, "inference0", 0) or "")
