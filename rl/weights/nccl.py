@@ -108,6 +108,7 @@ class NcclSender(GroupSender, PackedSender):
     group: ClassVar[type[Any]] = NcclGroup
     reader_copy: ClassVar[bool] = True
     own_gpus: ClassVar[bool] = True
+    on_gpus: ClassVar[bool] = True  # rl/config would find GroupSender's value first
     library: ClassVar[str] = "nccl"
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address

@@ -13,7 +13,7 @@ import torch
 
 from rl.inference.routes import VLLMRoutes
 from rl.weights.fingerprint import combine_hashes
-from rl.weights.memory_file import DTYPES, layout
+from rl.weights.memory_file import DTYPES, layout, require_fingerprint
 from rl.weights.transport import Sender, Weights
 
 if TYPE_CHECKING:
@@ -66,12 +66,11 @@ def unpack(
     """Return the received weights as views. Raise RuntimeError if they are not those sent."""
     weights, found = _views(buffer, header), _checksums(buffer, header)
     wrong = [name for name in {**found, **checksums} if found.get(name) != checksums.get(name)]
-    if not wrong and combine_hashes(weights, found.__getitem__) != fingerprint:
-        wrong = ["names, shapes or dtypes"]
     if wrong:
         what = f"{len(wrong)} of {len(weights)} tensors are not what the trainer sent"
         raise RuntimeError(f"weight push: {what}: {', '.join(wrong[:8])}")
-    return weights
+    # Names, shapes or dtypes may still be wrong.
+    return require_fingerprint(weights, fingerprint, combine_hashes(weights, found.__getitem__))
 
 
 def _views(buffer: torch.Tensor, header: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -106,6 +106,7 @@ def engine_worker(number: int, calls: Connection, weights: dict[str, torch.Tenso
     engine: Any = object.__new__(vllm_plugin.WholeWeightsEngine)
     engine.model, engine.model_config = Model(weights), None
     engine.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=number)
+    calls.send("ready")  # after the import, which takes longer than a push may
     while call := calls.recv():
         try:
             if "reader" in call:
