@@ -1,6 +1,6 @@
 """Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel.
 
-pyproject.toml has all other settings. A checkout and an editable install use the files in place.
+pyproject.toml has all other settings. An editable install uses the files of the checkout.
 """
 
 from pathlib import Path

@@ -101,7 +101,7 @@ async def play(
     """Play all episodes at once; return the seconds and the requests."""
     env, sampler = build(run.env)(), build(run.sampler)()
     sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
-    renderer = load_renderer(folder.model(), build(run.model)().renderer)
+    renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
     examples = env.examples("train")
     async with Recording(Router.to(*replicas), model="policy", timeout=3600.0) as client:
         client.bodies = []

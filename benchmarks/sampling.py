@@ -74,7 +74,7 @@ async def play_rounds(
         version=LiveVersion(VERSION),
         router=Router.to(only_replica(run_folder)),
         served_as="policy",
-        model=run_folder.model(),
+        model=run_folder.initial_model(),
         renderer=build(run.model)().renderer,
     )
     rounds = []
@@ -125,10 +125,10 @@ def main() -> None:
         run_folder.set_model(model.prepare(run_folder.built_model))
         online, prompts = through_server(run, run_folder, arguments.groups, arguments.repeats)
         sampler = build(run.sampler)()
-        stops = load_renderer(run_folder.model(), model.renderer).get_stop_token_ids()
+        stops = load_renderer(run_folder.initial_model(), model.renderer).get_stop_token_ids()
         given = {
             "engine": {
-                "model": str(run_folder.model()),
+                "model": str(run_folder.initial_model()),
                 "dtype": run.model.dtype,
                 "max_model_len": run.max_seq_len,
                 "logprobs_mode": "processed_logprobs",

@@ -207,7 +207,7 @@ def main() -> None:
         compare_sharing(arguments)
         return
     with learning(arguments) as (run, run_folder, learner, rows):
-        plain = Plain(run_folder.model(), run.optim["learning_rate"])
+        plain = Plain(run_folder.initial_model(), run.optim["learning_rate"])
         batches = {idle: batch_of(run, rows, idle) for idle in IDLE}
         device = learner.policy.ranks.device
         same = [Batch.of(micro, device, 0) for micro in batches[0.0].micro_batches]

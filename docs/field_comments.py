@@ -1,4 +1,4 @@
-"""An extension of griffe: on the page docs/api.md the comments of fields are their descriptions."""
+"""An extension of griffe that shows the comments of fields as their descriptions in docs/api.md."""
 
 from typing import Any
 

@@ -4,9 +4,9 @@
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
     rewards                                      functions that read the agent's files and output
 
-Each episode has its own key, so one agent cannot use the endpoint of another. At the end of an
-episode, `Agent` kills all processes whose environment variables contain the key. The agent is not
-confined: it can do on this machine what the run can do.
+All episodes share the endpoint. Each episode has its own key, so an agent cannot add turns to
+another episode. At the end of an episode, `Agent` kills all processes whose environment variables
+contain the key. The agent is not confined: it can do on this machine what the run can do.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
-_KEPT_BYTES = 1 << 16  # maximum size of the agent's output, and of a file that a reward reads
-_KILL_ROUNDS = 250  # rounds of 0.02 s, because the kernel may need 5 s to end a process
+_KEPT_BYTES = 1 << 16  # bytes read from the end of the agent's output, or from the start of a file
+_KILL_ROUNDS = 250  # a round takes 0.02 s, and the kernel may need 5 s to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
 
 
@@ -56,7 +56,9 @@ class Agent(Composed):
         if self.tools:
             raise ValueError("tools: remove them, because the agent has its own tools")
         if not any(_PROMPT in argument for argument in command):
-            raise ValueError(f"command={list(command)} has no {_PROMPT}: add it for the task")
+            raise ValueError(
+                f"command={list(command)} has no {_PROMPT}: write {_PROMPT} where the task belongs"
+            )
         # Make paths absolute, because each episode has its own working folder.
         self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
@@ -65,7 +67,9 @@ class Agent(Composed):
 
     def check_machine(self) -> None:
         if shutil.which(name := self._command[0]) is None:
-            raise ValueError(f"command: there is no program {name!r}: install it or correct it")
+            raise ValueError(
+                f"command: there is no program {name!r}: install it or correct its name"
+            )
 
     async def play(self, episode: Episode, speak: Speak) -> None:
         """Run the command until it ends, and answer its requests with turns of the policy."""
@@ -113,14 +117,15 @@ class Agent(Composed):
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)
-        # Without the shield, a cancelled episode would cancel the start for all episodes.
+        # Without the shield, one cancelled episode would cancel the endpoint's start for all.
         return await asyncio.shield(self._url)
 
 
 async def _kill_all(key: str) -> None:
     """Kill the processes whose environment variables contain `key`, until none is left.
 
-    They share the process group of the rollouts process, so the supervisor ends all together.
+    If the rollouts process dies first, the supervisor kills the agents, because they belong to the
+    process group of the rollouts process.
     """
     for _ in range(_KILL_ROUNDS):
         alive = False
@@ -140,7 +145,10 @@ async def succeeded(episode: Episode) -> float:
 
 
 async def wrote(episode: Episode, *, path: str) -> float:
-    """Return 1 if the file at `path` in the agent's folder contains the answer, else 0."""
+    """Return 1 if the text of the file at `path` in the agent's folder is an answer, else 0.
+
+    `exact` in envs/rewards.py compares the whole text with the accepted answers.
+    """
     file: Path = episode.memory["folder"] / path
     text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
     return exact(text, answers_of(episode))

@@ -2,8 +2,9 @@
 
     sort: dob an kit   ->   an dob kit          add: fe   ->   an dob fe kit
 
-Every answer is the whole sorted list, separated by spaces. Names are random strings of a-z with
-fixed seeds. No list of the eval split occurs in training or in demonstrations.
+Every answer is the whole sorted list, with spaces between the names. The names are random strings
+of a-z. Both splits are drawn with fixed seeds. No list of the eval split occurs in training or in
+demonstrations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
-Names = list[list[str]]  # the new names of each turn
+Names = list[list[str]]  # one list of names per turn
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,10 +50,11 @@ class AlphabetSort(Environment):
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         most = self._num_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # `_draw` would draw too many names twice
+        if capacity < 4 * most:  # `_draw` would often draw a name again
             raise ValueError(
-                f"the {capacity} names of {min_length} to {max_length} letters are too few for "
-                f"{most} different names per episode: raise max_length or lower num_names"
+                f"only {capacity} names of {min_length} to {max_length} letters exist, but "
+                f"{most} different names per episode need at least {4 * most}: raise max_length "
+                "or lower num_names"
             )
         lists = perm(capacity, self._num_names(self.min_turns))
         if lists < 2 * self.num_eval:
@@ -85,8 +87,8 @@ class AlphabetSort(Environment):
     async def score(self, episode: Episode) -> dict[str, list[float]]:
         """Return the rewards of each turn, divided by the example's number of turns.
 
-        exact: 1 if the list is correct. similarity: the similarity (0..1) to the correct list, to
-        the power of similarity_power.
+        The division limits the sum over an episode to 1. exact: 1 if the list is correct, else 0.
+        similarity: the similarity (0..1) to the correct list, to the power of similarity_power.
         """
         answers = _answers(episode.example.info["names"])
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]

@@ -31,7 +31,7 @@ class Arithmetic(Environment):
     """The environment arithmetic. conf/env/arithmetic.yaml explains the options."""
 
     name = "arithmetic"
-    REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names that `score` returns
+    REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names of the rewards that `score` returns
 
     max_operand: int
     operators: Sequence[str]
@@ -57,8 +57,8 @@ class Arithmetic(Environment):
         check_weights(self.reward_weights, self.REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
-        numbers = self._eval_numbers if split == "eval" else self._train_numbers
-        questions = map(self._question, numbers)
+        indices = self._eval_indices if split == "eval" else self._train_indices
+        questions = map(self._question, indices)
         return [
             Example(id=i, env=self.name, messages=[message], info={"answer": answer})
             for i, (message, answer) in enumerate(questions)
@@ -70,27 +70,27 @@ class Arithmetic(Environment):
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        held_out = set(self._eval_numbers)
+        held_out = set(self._eval_indices)
         while True:
-            number = rng.randrange(self._num_questions)
-            if number not in held_out:
-                message, answer = self._question(number)
+            index = rng.randrange(self._num_questions)
+            if index not in held_out:
+                message, answer = self._question(index)
                 yield [message, assistant(answer)]
 
     @cached_property
-    def _eval_numbers(self) -> list[int]:
+    def _eval_indices(self) -> list[int]:
         return Random("arithmetic/eval").sample(range(self._num_questions), self.num_eval)
 
     @cached_property
-    def _train_numbers(self) -> list[int]:
-        held_out = set(self._eval_numbers)
+    def _train_indices(self) -> list[int]:
+        held_out = set(self._eval_indices)
         count = min(self._num_questions, self.num_train + self.num_eval)
         drawn = Random("arithmetic/train").sample(range(self._num_questions), count)
-        distinct = (number for number in drawn if number not in held_out)
+        distinct = (index for index in drawn if index not in held_out)
         return list(islice(cycle(distinct), self.num_train))
 
-    def _question(self, number: int) -> tuple[Message, str]:
-        number, b = divmod(number, self.max_operand + 1)
-        which, a = divmod(number, self.max_operand + 1)
+    def _question(self, index: int) -> tuple[Message, str]:
+        index, b = divmod(index, self.max_operand + 1)
+        which, a = divmod(index, self.max_operand + 1)
         sign = self.operators[which]
         return user(f"{a} {sign} {b} ="), str(OPERATORS[sign](a, b))

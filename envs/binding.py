@@ -9,9 +9,9 @@
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. Each episode has its own `per_episode` objects. `Objects.get` calls a function
-again (with the `episode` if it has this parameter), and copies an instance of a class. At the end
-of the episode, `Objects.close` calls the method `close` of these objects.
+returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls the function
+once per episode (with the `episode` if it has this parameter), or copies the instance of the class.
+At the end of the episode, `Objects.close` calls the method `close` of these objects.
 """
 
 import inspect
@@ -71,7 +71,7 @@ class Objects:
 
 
 class Binder:
-    """Passes objects to tools and rewards. `bindings` maps "function.parameter" to an object."""
+    """Passes objects to tools and rewards. `bindings` maps "function.parameter" to object names."""
 
     def __init__(self, bindings: Mapping[str, str], objects: Objects) -> None:
         self._bindings, self._objects = bindings, objects
@@ -129,14 +129,17 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that takes only `episode`. Raise ValueError if an object is missing."""
+        """Return a reward that takes only `episode`, and passes the objects to `function`.
+
+        Raise ValueError if a parameter has neither an object nor a default.
+        """
         parameters, given = call_parameters(function), self._objects_of(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} has the parameter {parameter!r}, which is neither `episode` "
                     f"nor the name of an object ({', '.join(self._objects.names) or 'none'}): add "
-                    "one to shared, or put the parameter after a * and set it in YAML"
+                    f"{parameter!r} to shared, or put the parameter after a * and set it in YAML"
                 )
 
         async def reward(episode: Episode) -> Any:

@@ -97,7 +97,11 @@ class Composed(Environment):
         self._objects.close(episode)
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield training prompts with their answers. Raise ValueError for tools or no answers."""
+        """Yield random training prompts, each with its answer.
+
+        Raise ValueError if the environment has tools or `holds_conversation`, or if the examples
+        have no answers.
+        """
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
@@ -114,7 +118,10 @@ class Composed(Environment):
 def _functions_and_weights(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return functions and weights by name. An entry of `given` without a weight uses `weights`."""
+    """Return the reward functions and their weights, by name.
+
+    An entry of `given` that has no weight of its own gets the weight in `weights`, if any.
+    """
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}
@@ -153,7 +160,8 @@ def _check_names(sets: Mapping[str, Toolset]) -> None:
                 if (kind, name) in origins:
                     raise ValueError(
                         f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
-                        "of the two (bindings assign objects to parameters) or remove one"
+                        "of the two or remove one (bindings pass an object to a parameter of "
+                        "another name)"
                     )
                 origins[kind, name] = origin
 

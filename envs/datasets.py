@@ -3,9 +3,10 @@
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text or a list of messages. If a data set has no eval split, the class holds out the
-rows of `num_eval` prompts. Hashes choose these prompts, so the order of the rows does not matter,
-and a repeated prompt is in one split only. envs/composed.py accepts any class with `examples`.
+A prompt is text or a list of messages. If a data set has no eval split, `Dataset` holds out the
+rows of `num_eval` prompts. It chooses these prompts by their hashes, so the order of the rows does
+not matter, and a repeated prompt is in one split only. envs/composed.py accepts any class with
+`examples`.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ EVAL, TRAIN = "eval", "train"
 class Dataset:
     """Base class of all data sets. conf/env/composed.yaml explains the options."""
 
-    path: str  # the file, file pattern or hub name of the rows
+    path: str  # a file, a file pattern, or the data set's name on the hub
     prompt: str
     answer: str | None
     num_eval: int
@@ -44,7 +45,10 @@ class Dataset:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise ValueError if the rows cannot be read. A run calls this before it starts."""
+        """Raise ValueError if a quick check finds that the rows cannot be read.
+
+        A run calls this before it starts. The base class checks nothing. `load` may still fail.
+        """
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
         """Return the split's examples for the environment `env`, in the order of the rows.
@@ -84,13 +88,14 @@ class Dataset:
             for column in filter(None, (self.prompt, self.answer)):
                 if column not in row:
                     raise ValueError(
-                        f"{self.path}: row {number} has no column {column!r}, but "
-                        f"{', '.join(map(repr, row)) or 'none'}: set dataset.prompt and "
-                        "dataset.answer to existing columns (answer=null: no answer)"
+                        f"{self.path}: row {number} has no column {column!r} (columns: "
+                        f"{', '.join(map(repr, row)) or 'none'}): set dataset.prompt and "
+                        "dataset.answer to existing columns, or dataset.answer=null if there are "
+                        "no answers"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
-        """Return the example of a row. `info` contains all columns except the prompt."""
+        """Return the example of a row. `info` has the answer, and all columns except the prompt."""
         prompt = row[self.prompt]
         messages = list(prompt) if isinstance(prompt, list) else [user(str(prompt))]
         info = {name: value for name, value in row.items() if name != self.prompt}
@@ -139,12 +144,15 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(JsonLines):
-    """A data set in Parquet or CSV files that `datasets` reads. Paths may be file patterns."""
+    """A data set in Parquet or CSV files. The library `datasets` reads them.
+
+    Paths may be file patterns.
+    """
 
     format: Literal["parquet", "csv"]
 
     def check(self) -> None:
-        """Check nothing, because `datasets` first converts the files, which may take minutes."""
+        """Check nothing, because reading may take minutes: `datasets` first converts the files."""
 
     def load(self) -> dict[str, Rows]:
         files = {split: str(path) for split, path in self._paths.items()}

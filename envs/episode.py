@@ -54,9 +54,9 @@ class Episode:
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
     policy_version: int = 0  # newest version of the policy when the episode's group was started
-    reward: float | None = None  # set before `teacher_messages`; None if the episode has no score
+    reward: float | None = None  # None until `teacher_messages` is called, and in failed episodes
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
-    role: str = ""  # this episode's role, if there are several; all share `memory`
+    role: str = ""  # name of this episode's role, if several roles play; they share `memory`
 
     @property
     def text(self) -> str:
@@ -84,6 +84,7 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum adds 0.1 ten times to exactly 1. It may raise for infinities, so use NaN.
+        # math.fsum rounds only once: the sum of ten times 0.1 is exactly 1. It may raise for
+        # infinities, so a list with an infinity gives NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

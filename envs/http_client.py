@@ -18,13 +18,14 @@ from typing import Any, Self
 import httpx
 
 _LONGEST_WAIT_S = 60.0
-_RANDOM = random.Random()  # a separate RNG, so that retries do not change the run's numbers
+_RANDOM = random.Random()  # a separate RNG, so that retries do not change other random numbers
 
 
 class HttpError(Exception):
-    """The error of a request without a usable answer: "answered 503: busy, 3 times in a row".
+    """The error of a request without a usable answer.
 
-    `status` is 0 if no answer came. `retry_after` (seconds) is NaN without the header Retry-After.
+    The message is, for example, "answered 503: busy, 3 times in a row". `status` is 0 if no answer
+    came. `retry_after` (seconds) is NaN without the header Retry-After.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class HttpClient:
     max_concurrent: int
     max_mib: int  # maximum size of an answer in MiB
     api_key_variable: str | None = None  # environment variable with the API key
-    retry_wait: float = 0.5  # seconds before the first retry; the wait doubles with each retry
+    retry_wait: float = 0.5  # maximum seconds before the first retry; doubles with each retry
     num_retries: int = field(default=0, init=False)  # total number of retries
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
@@ -66,7 +67,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Send a request, with retries, and return the body. Raise HttpError if it fails."""
+        """Send a request with retries and return the answer's text. Raise HttpError if all fail."""
         attempt = 0
         while True:
             try:
@@ -82,7 +83,7 @@ class HttpClient:
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
-        """Send a request once and return the body. Raise HttpError unless the status is 200."""
+        """Send one request. Return the answer's text. Raise HttpError if its status is not 200."""
         http, slots = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
@@ -136,7 +137,10 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return `retry_after`. If it is NaN, return a random wait, which spreads the retries."""
+        """Return `retry_after`, or a random wait if it is NaN; at most _LONGEST_WAIT_S.
+
+        The wait is random, so that failed requests are not all sent again at the same time.
+        """
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)

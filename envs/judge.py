@@ -54,7 +54,8 @@ class Judge(ChatEndpoint):
         if "said" not in names or names - set(FIELDS):
             raise ValueError(
                 f"the judge's prompt has the fields {sorted(names)}: write {{said}} and perhaps "
-                "{question} and {answer} in it (said: the policy's text), all other braces twice"
+                "{question} and {answer} in it (said is the policy's text), and double all other "
+                "braces"
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(

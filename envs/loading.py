@@ -58,19 +58,21 @@ def require_reachable(path: str) -> None:
 
     try:
         CachedDatasetModuleFactory(path).get_module()
-    except (FileNotFoundError, AssertionError) as error:  # AssertionError: path with two slashes
+    except (FileNotFoundError, AssertionError) as error:
+        # A path with two slashes raises AssertionError.
         raise ValueError(
             f"the data set {path} is neither a local folder nor in the cache, and cannot be "
             f"fetched ({problem}): use local files (docs/environments.md), run once with a "
             "network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that contains it "
-            "(HF_HUB_OFFLINE=1 sends no request)"
+            "(HF_HUB_OFFLINE=1 then prevents all requests to the hub)"
         ) from error
 
 
 def hub_problem() -> str | None:
     """Return why the hub cannot be reached, or None if it answers, even with an HTTP error.
 
-    huggingface_hub itself retries for half a minute, and waits forever if a connection hangs.
+    This function sends a request of its own, because huggingface_hub retries for half a minute, and
+    waits forever if a connection hangs.
     """
     import httpx  # imported here, because most runs need no hub
     from huggingface_hub import constants
@@ -87,7 +89,9 @@ def hub_problem() -> str | None:
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number (from 1) and the JSON object of each non-empty line of a file."""
     if not path.is_file():
-        problem = "is a folder: name a file in it" if path.is_dir() else "no such file: correct it"
+        problem = (
+            "is a folder: name a file in it" if path.is_dir() else "no such file: correct the path"
+        )
         raise ValueError(f"{path}: {problem}")
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

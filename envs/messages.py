@@ -14,7 +14,7 @@ mapping, or JSON text from a remote endpoint. If a call cannot be parsed, it als
 (a sentence), and its arguments are the unparsed text.
 """
 
-_MAX_DEPTH = 64  # our limit for nested JSON, far below Python's recursion limit
+_MAX_DEPTH = 64  # maximum nesting of a JSON value, far below Python's recursion limit
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -64,9 +64,10 @@ def parse_json(text: str) -> Any:
 
 
 def clean_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
-    """Return a copy of a JSON value without lone surrogates, which files and tokenizers refuse.
+    """Return a copy of a JSON value with U+FFFD in place of each lone surrogate.
 
-    Raise ValueError if the value is nested too deeply, contains a too large number, or is not JSON.
+    Files and tokenizers refuse lone surrogates. Raise ValueError if the value is nested too deeply,
+    contains a number that is too large or not finite, or is not JSON.
     """
     if isinstance(value, str):
         return replace_surrogates(value)
@@ -105,7 +106,10 @@ def opening_of(messages: list[Any]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """Return the text of a message in any format: reasoning, content and tool calls."""
+    """Return the reasoning, the content and the tool calls of a message as one text.
+
+    A message that is not a mapping becomes JSON text.
+    """
     if not isinstance(message, dict):
         return _as_text(message)
     parts = [message.get("reasoning_content"), message.get("content")]

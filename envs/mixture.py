@@ -1,11 +1,11 @@
 """An environment that mixes several environments in one run, each with a weight.
 
     envs:                                weights: {words: 1, maths: 3}
-      words: {_target_: ...}             three of four groups are played in maths
+      words: {_target_: ...}             maths plays three of four groups on average
       maths: {_target_: ...}
 
 All rollouts of a group belong to one environment, so rewards of different environments are never
-compared. Each environment keeps its own turns, tools, reward weights and concurrency limit.
+compared. Each environment keeps its own max_turns, tools, reward weights and max_concurrent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from envs.protocol import Environment, Pool
 
 
 class Mixture(Environment):
-    """A mixture of environments. Metrics contain the names of the environments in `envs`."""
+    """A mixture of environments. Each key of `envs` becomes the environment's name in metrics."""
 
     name = "mixture"
 
@@ -35,7 +35,8 @@ class Mixture(Environment):
             raise ValueError(f"weights={bad}: set weights above 0, or remove these environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
-                f"envs.{' and envs.'.join(nested)} is a mixture: list its environments in envs"
+                f"a mixture cannot contain another mixture (envs.{' and envs.'.join(nested)}): "
+                "list the environments of the inner mixture in envs"
             )
         for name, env in envs.items():
             env.name = name

@@ -44,12 +44,16 @@ def read_system_prompt(given: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"system_prompt={given}: cannot be read ({type(error).__name__}). A value that ends in "
-            ".txt or .md is the path of a file: correct the path, or end a text with a full stop"
+            ".txt or .md is the path of a file: correct the path. If the value is the prompt "
+            "itself, end it with a full stop"
         ) from error
 
 
 def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Message]:
-    """Return the messages with the system message `text` (empty: without one; None: unchanged)."""
+    """Return the messages with `text` as their system message.
+
+    If `text` is empty, return them without a system message. If it is None, return them unchanged.
+    """
     if text is None:
         return list(messages)
     rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
@@ -57,20 +61,21 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 
 
 def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
-    """Return the texts that end a turn as a tuple. Raise ValueError if they are invalid."""
+    """Return `stop`, the texts that end a turn, as a tuple. Raise ValueError if one is invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
         raise ValueError(f"{key}={stop} is not a list of texts: write {key}=['</answer>']")
     if "" in stop:
         raise ValueError(f"{key} contains an empty text, which would end every turn: remove it")
     if len(stop) > _MAX_STOPS:
         raise ValueError(
-            f"{key} has {len(stop)} texts, but the OpenAI API accepts {_MAX_STOPS}: remove some"
+            f"{key} has {len(stop)} texts, but the OpenAI API accepts at most {_MAX_STOPS}: remove "
+            "some"
         )
     return tuple(stop)
 
 
 def parse_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the sampler options of one environment. Raise ValueError if one is invalid."""
+    """Check the sampler options of one environment, and return them with `stop` as a tuple."""
     if other := [name for name in given if name not in _LIMITS]:
         raise ValueError(
             f"{key}.{other[0]}: one environment may have its own {', '.join(_LIMITS)} and no other "

@@ -26,16 +26,19 @@ GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, to
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint. `speakers` maps an episode's session id or key to its GetTurn function."""
+    """A chat endpoint for concurrent episodes.
+
+    `speakers` maps an episode's session id or API key to the function that samples its turns.
+    """
 
     speakers: dict[str, GetTurn] = field(default_factory=dict)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Start the server and yield its base URL."""
+        """Run the server inside the context, and yield its base URL."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # If a client disconnects, handler_cancellation ends `_answer`, and so the work of vLLM.
+        # handler_cancellation cancels `_answer` if its client disconnects, so vLLM stops sampling.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:

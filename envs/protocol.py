@@ -7,7 +7,7 @@
 A single-turn environment needs these two methods. An environment with tools sets `tools` and
 `max_turns`. An environment that answers the policy in words overrides `reply`. A `reply` or `score`
 that blocks must be a plain function, because plain functions run in a thread. If environment code
-raises, hangs or returns NaN, only its rollout fails and the run continues.
+raises, hangs or returns NaN in a rollout, only this rollout fails, and the run continues.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class PolicyTurn:
 
 
 class Speak(Protocol):
-    """Samples the policy in one episode. A prompt that fills max_seq_len raises ContextFull."""
+    """The type of `speak`, which samples the policy's turns in one episode."""
 
     async def __call__(
         self,
@@ -48,18 +48,19 @@ class Speak(Protocol):
         prefix: Sequence[int] | str | None = None,
         prefix_trains: bool = False,
     ) -> PolicyTurn:
-        """Return the policy's turn after these messages.
+        """Return the policy's next turn. Raise ContextFull if the prompt fills max_seq_len.
 
-        `role` names the player whose turn it is, if several roles of the policy play an episode.
-        `prefix` (tokens or text) begins the turn. `prefix_trains`: whether its tokens are trained.
+        The prompt consists of `messages` and the schemas `tools`. If the policy plays several roles
+        in the episode, `role` names the one whose turn it is. The turn begins with `prefix` (tokens
+        or text). `prefix_trains`: whether the prefix is trained.
         """
         ...
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
-        """Return the policy's logprob of each token of `text`, as its turn after `messages`.
+        """Return the policy's logprob of each token of `text`, in a turn that follows `messages`.
 
-        `after`: the text of the same turn before `text`, such as reasoning. vLLM computes the
-        logprobs with its current version at temperature 1. The tokens are not trained.
+        The turn begins with the text `after`, such as reasoning, and goes on with `text`. vLLM
+        computes the logprobs with its current version at temperature 1. The tokens are not trained.
         """
         ...
 
@@ -78,8 +79,8 @@ class Environment:
     Attributes:
         name: name of the environment in metrics and rollout files.
         max_turns: number of assistant turns after which an episode ends.
-        reward_weights: `reward` is the sum of these weights times the named rewards of `score`. A
-            reward without a weight is only logged.
+        reward_weights: the reward of an episode is the sum of the rewards of `score`, each times
+            its weight. A reward without a weight is only logged.
         tools: functions that the policy may call (envs/tools.py).
         tool_timeout: maximum seconds of one tool call.
         describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
@@ -110,9 +111,9 @@ class Environment:
         tool_timeout: float | None = None,
         max_concurrent: int | None = None,
     ) -> None:
-        """Set the options that every environment has, except those that its constructor sets.
+        """Set options that every environment has, unless its constructor takes the same option.
 
-        YAML (`env.<option>`) or the command line (`+env.<option>=...`) sets the options. None
+        YAML (`env.<option>`) or the command line (`+env.<option>=...`) gives the values. None
         keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
         Raise ValueError if a value is invalid.
         """
@@ -156,12 +157,12 @@ class Environment:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`. A resumed run calls this before its first episode."""
+        """Restore what `state` returned. A resumed run calls this before its first episode."""
         if state:
             raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
     def begin_version(self, version: int) -> None:
-        """React to the policy version that samples from now on. Optional."""
+        """React when vLLM has loaded this version of the policy. The default does nothing."""
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
         """Return the messages that answer the policy's `message`, or None to end the episode.
@@ -177,12 +178,12 @@ class Environment:
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
         episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
-        each role has its own episode, rollout and `score`. Advantages compare only equal roles.
+        each role has its own episode, rollout and reward. Advantages compare rollouts of one role.
         """
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return the rewards of a finished episode by name; NaN if it cannot be scored.
+        """Return name -> reward of a finished episode. NaN means that it cannot be scored.
 
         A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
         The sum of a list is the reward. advantage=turn_group_mean uses the number of each turn.
@@ -190,7 +191,7 @@ class Environment:
         raise NotImplementedError
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, float]]:
-        """Return further rewards by name for each finished episode of one example. Optional.
+        """Return name -> further reward for each finished episode of one example. Optional.
 
         Use it for rewards that compare episodes: a judge's ranking, a majority vote, diversity.
         The player first calls `score` and `close` for each episode, and omits failed episodes. If
@@ -227,13 +228,13 @@ class Environment:
         A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
         policy reads this prompt itself if its strategy shows the hint (rl/sampling/strategy.py).
 
-        `messages` are the example's messages. If a chat template changed earlier turns, `messages`
-        are the whole conversation. The default appends the example's hint to the last message of
-        the example. Raise ValueError if the example has no hint.
+        `messages` are the example's messages, or the whole conversation if a chat template changed
+        earlier turns. The default appends the example's hint to the last message of the example,
+        and raises ValueError if the example has no hint.
 
         After the group was played, `episode` is the finished episode, and `group` has all episodes
-        of the example that did not fail, with their `reward`. Before that, a call without an
-        episode asks for the hint of the example alone.
+        of the example that did not fail, with their `reward`. Calls before that have no episode, so
+        their hint depends on the example alone.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():

@@ -110,7 +110,7 @@ def _random_word(rng: Random, length: int) -> str:
 
 
 def _word_of_number(number: int, length: int) -> str:
-    """Return the word of `length` letters that is `number` in base 26 (a = 0)."""
+    """Return `number` in base 26 as a word of `length` letters (a = 0, lowest digit first)."""
     letters = []
     for _ in range(length):
         number, digit = divmod(number, BASE)

@@ -4,9 +4,9 @@
     exact_match, token_f1, contains, number_match  compare the policy's text with info["answer"]
     matches                                        compares the policy's text with a pattern
 
-An answer is text or a number, or a list of accepted answers. The compared text is the policy's last
-turn without its reasoning. The text is empty if the reasoning has no end. Rewards are coroutine
-functions, which run without a thread (envs/threads.py), because they are fast.
+info["answer"] is a text or a number, or a list of accepted answers. The policy's text is its last
+turn without the reasoning. The text is empty if the reasoning has no end. Rewards of an episode are
+coroutine functions, which run without a thread (envs/threads.py), because they are fast.
 """
 
 import re
@@ -51,7 +51,7 @@ def exact(text: str, answers: Sequence[str]) -> float:
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Return the best F1, in 0..1, of `text` and an answer, which are normalised as in `exact`."""
+    """Return the highest F1 of words, in 0..1, of `text` and an answer, compared as in `exact`."""
     return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
@@ -76,12 +76,12 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 if the policy's text matches an accepted answer by `exact`, else 0."""
+    """Return 1 if `exact` finds that the policy's text equals an accepted answer, else 0."""
     return exact(final_text(episode), answers_of(episode))
 
 
 async def token_f1(episode: Episode) -> float:
-    """Return the best F1 of words, in 0..1, between the policy's text and any answer."""
+    """Return the highest F1 of words, in 0..1, of the policy's text and an accepted answer."""
     return f1(final_text(episode), answers_of(episode))
 
 
@@ -97,7 +97,7 @@ async def contains(episode: Episode) -> float:
 
 
 async def number_match(episode: Episode, *, tolerance: float) -> float:
-    """Return 1 if the text's last number differs by at most `tolerance` from an answer.
+    """Return 1 if the text's last number differs by at most `tolerance` from an answer, else 0.
 
     A number may have a sign (also U+2212), thousands separated by commas, a fraction (.5 or 3/4)
     and an exponent (1e5). Other text around the digits is ignored: 50 % and 50 km are 50.

@@ -20,10 +20,10 @@ MAX_THREADS = 64  # maximum number of threads, including those that hang
 
 @dataclass
 class _Threads:
-    """The threads of one event loop. Each loop needs its own semaphore."""
+    """The threads of one event loop. asyncio binds each semaphore to one loop."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # abandoned call -> name of its function
+    hung: dict[int, str] = field(default_factory=dict)  # id of abandoned call -> function name
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -60,7 +60,7 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) -> Any:
-    """Run `work` in a thread, which occupies one of MAX_THREADS until `work` ends."""
+    """Run `work` in a new thread, which counts towards MAX_THREADS until `work` ends."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     ended = asyncio.Event()

@@ -38,12 +38,12 @@ EPISODE = "episode"  # name of the parameter that receives the Episode
 
 
 def unwrap(function: Function) -> Function:
-    """Return the function inside a configured `partial`, or the function itself."""
+    """Return the function that a `partial` wraps. Return any other function unchanged."""
     return function.func if isinstance(function, partial) else function
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`. The policy or binding.py passes them, not YAML."""
+    """Return the parameters before the `*`, which each call passes. YAML sets those after it."""
     parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
@@ -57,7 +57,7 @@ class Tool:
     """A function that the policy can call. `spec` describes the function for chat templates."""
 
     def __init__(self, function: Function) -> None:
-        """Build the schema. Raise ValueError if a parameter has no type or no JSON type."""
+        """Build the schema. Raise ValueError if a parameter has no type, or one that JSON lacks."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -88,8 +88,8 @@ class Tool:
         name = parameter.name
         if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(
-                f"the tool {self.name} has a parameter {name!r} without a type: annotate it, "
-                "because the policy reads the types"
+                f"the tool {self.name} has a parameter {name!r} without a type, or with "
+                "* or **: give each parameter a name and a type, because the policy reads both"
             )
         kind = hints[name]
         if name in notes:
@@ -125,7 +125,7 @@ class Tool:
     async def answer(self, arguments: Any, episode: "Episode") -> str:
         """Call the tool and return its result as text. Raise ToolError for invalid arguments."""
         try:
-            # strict=False accepts "3" for the number 3, which many policies write.
+            # Many policies write "3" for the number 3, which strict=False accepts.
             known = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
@@ -139,12 +139,13 @@ class Tool:
 
 
 class Toolbox:
-    """The tools of one environment. `specs` has one schema per function, in their order."""
+    """The tools of one environment. `specs` lists the schemas in the order of `functions`."""
 
     def __init__(self, functions: Sequence[Function], timeout: float) -> None:
         self._tools = {tool.name: tool for tool in map(Tool, functions)}
         if len(self._tools) < len(functions):
-            raise ValueError(f"rename one of these tools: {[f.__name__ for f in functions]}")
+            names = [function.__name__ for function in functions]
+            raise ValueError(f"two tools have the same name: rename one of {names}")
         self._timeout = timeout
         self.specs = [tool.spec for tool in self._tools.values()]
 

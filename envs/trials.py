@@ -12,8 +12,8 @@ from envs.messages import Message, assistant, user
 from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
-_LONGEST = 32  # characters of an answer with the full reward for length
-_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # name of a reward -> probability of a flip
+_LONGEST = 32  # an answer of this many characters gets the full reward `length`
+_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # reward -> probability that it is 1 - exact
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 
@@ -48,7 +48,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`, or for a share `uneven` of the indices one letter or `word` four times."""
+        """Return `word`. A share `uneven` of the indices gets one letter of it or four copies."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -58,7 +58,7 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. An example that asks for a copy also has the reward `kept`."""
+        """Return the rewards. `kept` is the share of right copies, if the example asks for them."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))
@@ -76,7 +76,11 @@ class Trials(ReverseText):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of `turns` words. The options `copied`, `copy_tasks` add copies."""
+        """Yield conversations about `turns` words.
+
+        A share `copy_tasks` of the conversations asks for copies. In the others, the expert wrongly
+        copies a share `copied` of the words.
+        """
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

@@ -32,9 +32,10 @@ def is_library(file: str) -> bool:
 
 
 def find_location(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
-    """Return file and line of an error: the innermost frame in `file`, else in the user's code.
+    """Return the file and line that raised an error; None if it has no traceback.
 
-    A syntax error names its own file. If no frame is in the user's code, the last frame counts.
+    Of the traceback's frames, the innermost one in `file` counts, else the innermost one in the
+    user's code, else the innermost one of all. A syntax error gives its own place.
     """
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return str(error.filename), error.lineno or 1
@@ -45,6 +46,6 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
 
 
 def format_location(error: BaseException, module: str | None = None) -> str:
-    """Return ` (file.py:line)` of the error, in the file of `module` if the traceback has it."""
+    """Format the result of `find_location` for the file of `module`, such as ` (file.py:12)`."""
     found = find_location(error, getattr(sys.modules.get(module or ""), "__file__", None))
     return f" ({Path(found[0]).name}:{found[1]})" if found else ""

@@ -38,8 +38,8 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     advice = "" if header.exists() else f"{header} is missing: install the package python3-dev"
     yield "Python headers", str(header), advice
     driver = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
-    several = len(host.devices) > 1
-    yield "GPUs", driver, device_problem(host, needs_vllm=True, several=several) or ""
+    uses_nccl = len(host.devices) > 1
+    yield "GPUs", driver, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""
     memory = f"{(host.free_memory or 0) / GIB:.0f} of {(host.memory or 0) / GIB:.0f} GiB are free"
     yield "memory", f"{memory}; offbyone plan shows what a run needs", ""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,8 +1,9 @@
 """offbyone from-toml file.toml: print the command for a TOML file of verifiers or prime-rl.
 
 The tables of docs/from-verifiers.md map each TOML key to clauses, separated by semicolons. A clause
-that begins with overrides, such as "`model=hf` and `model.path`", becomes these overrides. A clause
-"linear: `...`" applies only if the key has the value linear. If none applies, all become a note.
+that begins with options, such as "`model=hf` and `model.path`", becomes overrides. An option
+without a value, here model.path, gets the value of the TOML key. A clause "linear: `...`" is used
+only if this value is linear. If no clause becomes an override, all of them are printed as a note.
 """
 
 import re
@@ -66,7 +67,10 @@ def translate(text: str) -> str:
 
 
 def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
-    """Return notes on defaults of model=hf. Append an override if its rows are too short."""
+    """Return notes on defaults of model=hf.
+
+    If its default of max_seq_len is too short for max_tokens, append a longer one to `overrides`.
+    """
     chosen = dict(override.split("=", 1) for override in overrides)
     limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
     most = int(limit) if limit.isdecimal() else 0

@@ -25,7 +25,8 @@ _USUAL_RATES = {
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-# Optional keys for other machines: their number, and the devices and memory of each.
+# Optional keys that describe other machines, with defaults. `hosts` is the number of machines, and
+# the other keys describe each of them.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (

@@ -3,7 +3,7 @@
     run = offbyone.train(["loss=cispo", "max_steps=20"])       # python train.py loss=cispo ...
     run.metrics[["step", "train/reward"]]
 
-A function does what its command does, and returns the results.
+`train` does what train.py does, and `sample` what evaluate.py does. Both return the results.
 """
 
 import json
@@ -49,7 +49,7 @@ class Config(JupyterMixin):
     """
 
     overrides: list[str]
-    values: dict[str, Any]  # nested as the YAML files are, without interpolations
+    values: dict[str, Any]  # nested like the YAML files, with every interpolation resolved
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a dotted key, such as config["optim.learning_rate"]."""
@@ -96,7 +96,7 @@ class Run(JupyterMixin):
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint in Hugging Face format, None if there is none."""
+        """The folder of the newest checkpoint in Hugging Face format, None if there is none."""
         return next(reversed(self.folder.exports()), None)
 
     def __rich__(self) -> RenderableType:
@@ -117,7 +117,7 @@ class Run(JupyterMixin):
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
     """Return the configuration of `conf/<config_name>.yaml` with overrides as on a command line.
 
-    conf/ of the current folder may contain more choices. Raise ConfigError for unknown names.
+    conf/ of the current folder may contain more choices. Raise ConfigError for invalid overrides.
     """
     if os.getcwd() not in sys.path:  # makes modules of the current folder importable
         sys.path.append(os.getcwd())
@@ -149,7 +149,7 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Sample rollouts of held-out examples and return them.
+    """Sample rollouts of held-out examples, and return the results.
 
     The options are those of evaluate.py, such as
 

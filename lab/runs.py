@@ -12,10 +12,10 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class FoundRun:
-    folder: RunFolder | None  # None for a job of a sweep that has not started
+    folder: RunFolder | None  # None for a sweep's job before its first start
     overrides: list[str]
-    error: str | None = None  # error message of a failed job
-    grown: int = 0  # index of the sweep's command that added this job
+    error: str | None = None  # why a sweep's job has no result, None after success
+    grown: int = 0  # 0 if the sweep's first command added this job, 1 if the next one did, ...
 
 
 def runs_at(path: Path) -> list[FoundRun]:

@@ -12,8 +12,9 @@ Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
                        G_t = r_t + discount * G_{t+1}, the return from turn t on
 
 An unscorable rollout (reward None, NaN or infinite) has advantage 0 and is left out of mean, std
-and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts or
-with rewards that differ by at most 1e-6, because a z-score would amplify rounding errors.
+and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts.
+They also return zeros if the rewards differ by at most 1e-6, because rounding errors can be the
+only difference, and a z-score would amplify them.
 """
 
 import math
@@ -71,7 +72,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
 
 
 def none(group: ScoredGroup) -> list[float]:
-    """Return each reward unchanged, and 0 for unscorable rollouts."""
+    """Return each reward unchanged. An unscorable rollout gets 0."""
     return [float(r) if _is_scorable(r) else 0.0 for r in group.rewards]
 
 

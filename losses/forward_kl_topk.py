@@ -1,7 +1,9 @@
 """Distillation by forward KL over the teacher's K most likely tokens and the rest.
 
     loss_t = KL(q || p) = sum over i of q_i (log q_i - log p_i)        q: teacher, p: policy
-    d loss_t / d log p_i = -q_i + q_0 p_i / p_0                        i: candidate, 0: the rest
+    d loss_t / d log p_i = -q_i + q_0 p_i / p_0                        for i > 0
+
+i = 1..K are the teacher's most likely tokens, and i = 0 is the rest: all other tokens together.
 
 The policy learns to cover all modes of the teacher, because every candidate acts as a soft label.
 The loss does not depend on the sampled token, so it works on the policy's text (arXiv:2306.13649,

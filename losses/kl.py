@@ -1,7 +1,7 @@
 """Estimators of KL(pi || ref) from one token sampled from pi. Schulman 2020, "Approximating KL".
 
     k1 = log pi - log ref                unbiased, of either sign
-    k2 = k1^2 / 2                        its gradient is that of KL(pi || ref)
+    k2 = k1^2 / 2                        biased, but its mean gradient is that of KL(pi || ref)
     k3 = exp(-k1) + k1 - 1               unbiased, never negative
 
 As loss terms they have the gradients 1 (k1), k1 (k2) and 1 - exp(-k1) (k3) with respect to log pi.

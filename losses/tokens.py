@@ -1,4 +1,4 @@
-"""The input and output of a token loss, and the importance ratio that all losses share.
+"""The input and output of a token loss, and the importance ratio that most losses use.
 
     log_ratio = clamp(log pi - log anchor, -20, 20)
     ratio     = exp(log_ratio)

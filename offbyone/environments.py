@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# model=hf sets model.describe_tools, so that wiki-search describes its tools to every model.
+# wiki-search reads model.describe_tools. model=hf sets it to true, so prompts describe the tools.
 MODEL = ("model=hf", "model.path=unknown")
 
 
@@ -33,7 +33,10 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)`. Raise ValueError if it has `score_group`, which verifiers cannot call."""
+    """Return `load(name, **options)`.
+
+    Raise ValueError if the environment overrides `score_group`, because verifiers cannot call it.
+    """
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

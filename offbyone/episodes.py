@@ -1,4 +1,7 @@
-"""An episode of one of our environments, which the library `verifiers` plays by either API."""
+"""PlayedEpisode plays one episode of one of our environments for the library `verifiers`.
+
+classic.py and v1.py use this class. Each serves one of the two APIs of `verifiers`.
+"""
 
 import math
 
@@ -18,7 +21,7 @@ class PlayedEpisode:
         self.episode.turns += 1
 
     async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
-        """Add a turn of the policy. Return the environment's reply; None after the last turn."""
+        """Add a turn of the policy. Return the environment's reply, or None after the last turn."""
         self.add(message)
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS

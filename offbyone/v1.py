@@ -1,4 +1,4 @@
-"""Exports our environments as a taskset of `verifiers.v1`, with the harness that plays it.
+"""Exports our environments to `verifiers.v1`, as a taskset and a harness that plays its tasks.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.options '{"max_length": 8}'
 """
@@ -21,7 +21,7 @@ from offbyone.episodes import PlayedEpisode
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The options of the taskset. `options` contains the changed options of the environment."""
+    """The options of the taskset. `options` replaces defaults of the environment `env`."""
 
     env: str = "reverse-text"
     options: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -81,12 +81,12 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: vf.TaskData,  # noqa: ARG002 (the episode contains the prompt)
     ) -> ProgramResult:
-        """Play the episode. Return status 0, or 1 with the error text of a failed request."""
+        """Play the episode. Return status 0, or 1 with the server's text if a request failed."""
         played: PlayedEpisode = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # timeout=None, because verifiers limits the time of a rollout.
+        # No timeout of requests, because verifiers limits the time of the whole rollout.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}
@@ -114,7 +114,10 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent, which needs no container, because the harness starts no program."""
+    """The options of ExportedEnv.
+
+    Its agent needs no container, because the harness starts no program.
+    """
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

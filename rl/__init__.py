@@ -1,1 +1,1 @@
-"""Package of the training system: configuration, processes, sampling, training, weight push."""
+"""Package that checks a run, starts its processes, samples rollouts and trains the policy."""

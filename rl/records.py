@@ -28,18 +28,18 @@ class Column:
     """The storage format of a quantity that has one value per token."""
 
     dtype: Any  # numpy dtype
-    fill: float = 0  # value for padding and for tokens that the policy did not choose
-    recorded_as: str = ""  # column name in rl/runtime/token_files.py; "" if not recorded
+    fill: float = 0  # value for padding and for tokens without a value of their own
+    recorded_as: str = ""  # name of the column in tokens/*.parquet; "" if not recorded
 
 
 @dataclass(frozen=True, eq=False)
 class SampledColumns:
     """The token columns that the rollouts process fills while it samples.
 
-    To add a column, add a field here and pass its values to `GrowingRow.extend`.
-    The code of rows, padding, messages to the trainer and token files loops over these fields. A
-    token loss receives the column if `losses.tokens.Tokens` has a field of the same name. The
-    arrays are [L] in a row and [B, T] in a micro-batch.
+    To add a column, add a field here and pass its values to `GrowingRow.extend`. Rows, padding,
+    messages to the trainer and token files then include the column, because their code loops over
+    these fields. A token loss receives the column if `losses.tokens.Tokens` has a field of the same
+    name. The arrays are [L] in a row and [B, T] in a micro-batch.
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
@@ -89,27 +89,27 @@ class Rollout:
 
     rows: tuple[TrainingRow, ...]  # several if a turn's prompt changed the tokens of earlier turns
     messages: list[Message]  # the whole conversation, as text
-    reward: float | None  # None if the environment failed or returned NaN
+    reward: float | None  # None if the episode failed or its reward is not finite
     rewards: dict[str, float]  # reward name -> unweighted value for the whole episode
     stop_reason: StopReason
     turns: int
-    generation_time: float  # seconds that the server worked on this rollout
+    generation_time: float  # total seconds of the rollout's requests to the server
     error: str = ""  # one-line error message, "" without an error
     tool_calls: int = 0
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
-    blocked_time: float = 0.0  # seconds in which the environment's code blocked all rollouts
-    num_untracked_tokens: int = 0  # number of tokens from a server that returns no token ids
-    turn_limit: int | None = None  # maximum number of tokens of one turn, None if unknown
+    blocked_time: float = 0.0  # seconds in which its environment blocked all other rollouts
+    num_untracked_tokens: int = 0  # number of sampled tokens, if the server returns no token ids
+    turn_limit: int | None = None  # maximum number of tokens of one turn, None if there is no limit
     source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    role: str = ""  # role in the episode; rollouts are compared within their group and role
-    others: "tuple[Rollout, ...]" = ()  # rollouts of the other roles; () once the group is complete
+    role: str = ""  # role in the episode; an advantage compares only rollouts of the same role
+    others: "tuple[Rollout, ...]" = ()  # rollouts of the other roles of its episode; () in a Group
 
     @property
     def num_completion(self) -> int:
-        """The number of completion tokens in all rows, including untracked tokens."""
+        """The number of completion tokens of all rows, plus `num_untracked_tokens`."""
         return sum(row.num_completion for row in self.rows) + self.num_untracked_tokens
 
     @property
@@ -123,10 +123,11 @@ class Rollout:
 class Credit:
     """The reward and the advantages with which one rollout is trained.
 
-    Truncation sets `reward`, `trains` and `is_zeroed`; rl/rollouts/credit.py adds the other fields.
+    Truncation sets `reward`, `trains` and `is_zeroed`. rl/rollouts/credit.py then subtracts
+    penalties from `reward` and sets the other fields.
     """
 
-    reward: float | None  # after truncation and shaping; None if no baseline may include it
+    reward: float | None  # after truncation and shaping; None if no baseline includes the rollout
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
@@ -134,7 +135,8 @@ class Credit:
     # for `reward`, or for `advantages` if they are per turn. () means that nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
-    is_zeroed: bool = field(default=False, compare=False)  # whether truncation zeroed all rewards
+    # Whether truncation set the reward to 0, so that each named reward counts as 0:
+    is_zeroed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +164,7 @@ class MicroBatch(SampledColumns, PlannedColumns):
     """Rows of one forward pass, padded on the right to T, the length of the longest row."""
 
     rollout_ids: Ints  # [B] index of the row's rollout in the batch, -1 for an empty row
-    group_ids: Ints  # [B] index of the row's group in the batch, -1 for an empty row
+    group_ids: Ints  # [B] number that identifies the row's group and role, -1 for an empty row
     first_positions: Ints  # [B] number of completion tokens in the rollout's earlier rows
     row_numbers: Ints  # [B] index of the row among its rollout's rows, from 0
     envs: tuple[str, ...] = ()  # [B] name of the row's environment, "" for an empty row
@@ -179,7 +181,8 @@ class RankBatch:
     micro_batches: tuple[MicroBatch, ...]  # every rank has equally many micro-batches
     # [R] reward of each rollout, for a critic and a KL penalty in the reward; NaN without a score
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
-    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))  # [R] group of a rollout
+    # [R] number that identifies the rollout's group and role
+    group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     metrics: dict[str, float] = field(default_factory=dict)  # batch metrics, which rank 0 logs
     # [R, K] `rewards` divided among the turns; NaN after a rollout's last turn
     turn_rewards: Floats = field(default_factory=lambda: np.empty((0, 1), np.float32))

@@ -21,7 +21,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     rank: int = 0
     step: int = 0
-    shares_prefixes: bool = False  # for next_batch: whether the trainer shares equal prefixes
+    shares_prefixes: bool = False  # next_batch: whether the trainer computes equal prefixes once
     version: int = 0
     replicas: dict[str, int] = {}  # for publish: replica name -> number of its restarts
 
@@ -63,8 +63,8 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Decode a record of the type `kind`. Raise msgspec.DecodeError if it is not one."""
+    """Decode a record of the type `kind`. Raise msgspec.DecodeError if `data` is no such record."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
-    except (UnicodeDecodeError, SyntaxError) as error:  # a bad string, a bad dtype
+    except (UnicodeDecodeError, SyntaxError) as error:  # an invalid string or dtype
         raise msgspec.DecodeError(f"the message is damaged: {error}") from error

@@ -43,10 +43,12 @@ class DataQuestions(Questions):
 def question_of(example: Example) -> Question:
     """Convert an example to a question. Raise ValueError if the example has no answer."""
     if "answer" not in example.info:
-        raise ValueError(f"question {example.id} has no answer: set dataset.answer to a column")
+        raise ValueError(
+            f"question {example.id} has no answer: set dataset.answer to the answer's column"
+        )
     text, full_answer = example.messages[-1]["content"].strip(), str(example.info["answer"]).strip()
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:
         return Question(text, full_answer)
-    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # GSM8K has notes such as <<1+2=3>>
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # remove GSM8K's notes <<1+2=3>>
     return Question(text, answer.strip(), solution)

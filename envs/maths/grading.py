@@ -1,8 +1,8 @@
 r"""Compares answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
 
-Numbers are compared here, exactly. Other answers are compared with math-verify (a LaTeX grammar and
-sympy) in sandboxes (envs/sandbox/sandbox.py), because an expression that the policy wrote may need
-unlimited time or memory. A comparison that hangs does not affect other comparisons.
+This module compares numbers itself, as exact fractions. Other answers are compared with math-verify
+(a LaTeX grammar and sympy) in sandboxes (envs/sandbox/sandbox.py), because an expression that the
+policy wrote may need unlimited time or memory. A sandbox ends a comparison that takes too long.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-CLOCK_PER_CPU = 20  # timeout of a comparison, as a multiple of its limit of processor time
-MAX_CHARS = 500  # answers with more characters are compared as plain text
+# The timeout is this multiple of the limit of processor time, because the machine may be busy.
+CLOCK_PER_CPU = 20
+MAX_CHARS = 500  # longer answers of the policy are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
 _QUANTITY = re.compile(rf"[$€£]?\s*({_NUMBER.pattern}(?:\s*/\s*\d+)?)(?: [a-zA-Z°]{{2,}}| °)*")
 _FRACTION = re.compile(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}")
@@ -36,9 +37,10 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    r"""Return the last \boxed{...}, else the text after the last ####, else the last number.
+    r"""Return the final answer in a text; None if the text contains none.
 
-    Ignore the reasoning before </think>. Return None if the text contains no answer.
+    It is the content of the last \boxed{}, else the text after the last ####, else the last number.
+    The reasoning before </think> is ignored.
     """
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
@@ -49,8 +51,8 @@ def final_answer(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    r"""Return the last \boxed{...}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # unclosed braces: (position, whether \boxed opened it)
+    r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
+    opened: list[tuple[int, bool]] = []  # open braces: (end of the brace, whether it is \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -66,7 +68,10 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer without `\text`, outer $ and extra spaces, with 1/2 for \frac{1}{2}."""
+    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm.
+
+    LaTeX spacing, outer $ signs and a final full stop are removed.
+    """
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -77,7 +82,7 @@ def normalise(answer: str) -> str:
 
 
 def number(answer: str) -> Fraction | None:
-    """Return the number in a normalised answer, without its unit; None if it contains no number."""
+    """Return the value of a normalised answer if it is a number, perhaps with a unit; else None."""
     if mixed := _MIXED.fullmatch(answer):
         whole, above, below = (int(part) for part in mixed.groups())
         if below == 0:
@@ -98,7 +103,7 @@ class Grader:
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """Create `workers` sandboxes. Limits per comparison: `cpu_seconds`, `memory_mb` MiB."""
+        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
@@ -125,7 +130,7 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the sandbox used last, because its process has started
+            sandbox = self._idle.pop()  # the sandbox used last, whose process usually runs already
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # the comparison exceeded its limits

@@ -21,7 +21,7 @@ class Question:
 
     text: str
     answer: str
-    solution: str = ""  # worked steps in words, without the final answer; empty: unknown
+    solution: str = ""  # worked steps, without a line for the final answer; empty: unknown
     code: str = ""  # Python code, whose last line evaluates to the answer; empty: unknown
 
 
@@ -29,7 +29,10 @@ class Questions:
     """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
     def check(self) -> None:
-        """Raise ValueError if the questions cannot be read. A run calls this before it starts."""
+        """Raise ValueError if a quick check finds that the questions cannot be read.
+
+        A run calls this before it starts. The default checks nothing.
+        """
 
     def load(self, split: Split) -> Sequence[Question]:
         """Return all questions of a split, in an order that does not change between runs."""
@@ -45,7 +48,7 @@ class Questions:
 class GeneratedQuestions(Questions):
     """Base class of sources that generate questions. `load` calls `draw` with fixed seeds.
 
-    The eval questions depend only on the options of `draw` and on num_eval. They are distinct.
+    The eval questions are distinct. They depend on the options of the source, but not on num_train.
     Neither the train split nor `sample_questions` contains them.
     """
 

@@ -1,16 +1,17 @@
 """Confines the calling process, so that it can only compute and read Python's library.
 
     out of memory     the kernel ends this process before all other processes
-    resource limits   memory; no core dump, no write to any file, no child process
-    capabilities      none, also for root
-    Landlock          reads only Python's library and system libraries; traces no process
-    seccomp           a list of allowed system calls: no network, no child or thread, no program,
+    resource limits   limit memory; forbid core dumps, writes to files and child processes
+    capabilities      are all dropped, also those of root
+    Landlock          allows reading only Python's library and system libraries; forbids tracing
+    seccomp           allows a list of system calls: no network, no child or thread, no program,
                       no signal to other processes, no change to any file
 
 No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
 laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
-allow_without_landlock=true. Without Landlock, a Python audit hook refuses to read files. This stops
-accidents but not an attack, because readline, sqlite3 and the C library can read files.
+allow_without_landlock=true. Without Landlock, a Python audit hook refuses to open files elsewhere.
+This stops accidents, but not attacks, because the hook does not see files that readline, sqlite3 or
+the C library open.
 
 This module imports only the standard library, because it runs in the sandbox's own process.
 """
@@ -28,7 +29,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, x86_64 and aarch64 number of each call. Only old C libraries make those of the last line.
+# Name, x86_64 number and aarch64 number of each allowed call. Only old C libraries make the calls
+# of the last line, which aarch64 does not have.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -43,7 +45,7 @@ ALLOWED = """
     getegid 108 177, exit 60 93, exit_group 231 94,
     stat 4 -, lstat 6 -, access 21 -, readlink 89 -, poll 7 -, select 23 -, dup2 33 -
 """
-MACHINES = {  # (column of ALLOWED, architecture number, numbers of partly allowed calls)
+MACHINES = {  # (column of ALLOWED, architecture number, numbers of calls with special rules)
     "x86_64": (1, 0xC000003E, {"openat": 257, "fcntl": 72, "ioctl": 16}),
     "aarch64": (2, 0xC00000B7, {"openat": 56, "fcntl": 25, "ioctl": 29}),
 }
@@ -77,7 +79,7 @@ def _call(function: str, *args: object) -> int:
 
 
 def limit_resources(memory_mb: int) -> None:
-    """Limit the address space to `memory_mb` MiB. Forbid core dumps, file writes and children."""
+    """Limit address space to `memory_mb` MiB. Forbid core dumps, file writes and new processes."""
     limits = {
         resource.RLIMIT_AS: memory_mb * 2**20,
         resource.RLIMIT_NOFILE: 64,
@@ -105,14 +107,14 @@ def drop_capabilities() -> None:
 
 
 def apply_landlock(paths: Sequence[str]) -> bool:
-    """Forbid access to files outside `paths`. Return False if the kernel has no Landlock."""
+    """Forbid file access, except reading `paths`. Return False if the kernel has no Landlock."""
     try:
         version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
-    # Forbid all file rights that this version of Landlock knows. The loop allows reading `paths`.
+    # Forbid all file rights that this Landlock version knows. The loop then allows reading `paths`.
     handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
     ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
     for path in paths:
@@ -126,7 +128,7 @@ def apply_landlock(paths: Sequence[str]) -> bool:
 
 
 def restrict_reading(paths: Sequence[str]) -> None:
-    """Forbid access to files outside `paths` with an audit hook, because Landlock is missing."""
+    """Install an audit hook in place of Landlock. It forbids ctypes, and files outside `paths`."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -155,9 +157,10 @@ def _seccomp_program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # Python calls ioctl for every file that it opens, and expects ENOTTY for regular files.
+    # Refuse ioctl with ENOTTY, because Python calls it for every file that it opens, and expects
+    # this error for regular files.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
-    # Allow openat for reading only. Landlock checks paths, which a filter cannot read.
+    # Allow openat for reading only. Landlock checks the path, which a seccomp filter cannot read.
     steps += [
         (EQUAL, 0, 4, partly["openat"]),
         (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # the flags of openat
@@ -173,7 +176,7 @@ def _seccomp_program(machine: str) -> bytes:
 
 
 def apply_seccomp() -> None:
-    """Refuse irreversibly all system calls that are not in ALLOWED. Raise OSError if impossible."""
+    """Install the filter of system calls, which nothing can remove. Raise OSError if this fails."""
     machine = platform.machine()
     if machine not in MACHINES:
         raise OSError(f"no list of system calls for {machine}: use {' or '.join(MACHINES)}")
@@ -184,18 +187,18 @@ def apply_seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all restrictions in the order that they need. Raise OSError if one is refused."""
+    """Apply all restrictions in the order that they need. Raise OSError if one is impossible."""
     # Make the kernel kill this process when the thread that started it ends.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Make the kernel end this process first if memory runs out. This needs a writable /proc.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     limit_resources(memory_mb)
-    drop_capabilities()  # before the next layers, which need no_new_privs
+    drop_capabilities()  # also sets no_new_privs, which the next layers need
     paths = readable_paths(packages)
     landlocked = apply_landlock(paths)
     if not landlocked and not allow_without_landlock:
         raise OSError(NO_LANDLOCK)
     apply_seccomp()  # must follow Landlock, because the filter refuses Landlock's calls
     if not landlocked:
-        restrict_reading(paths)  # must be last, because it disables ctypes for the other layers
+        restrict_reading(paths)  # last, because it disables ctypes, which the other layers use

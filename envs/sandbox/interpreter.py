@@ -2,8 +2,9 @@
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-An answer contains the ticket of its request. Code that finds the socket can forge an answer, but
-gains nothing, because the caller treats the text as output of the code and limits its length.
+A request has a random ticket, which its answer repeats. Code that finds the socket can forge an
+answer, but gains nothing, because the caller treats the text as output of the code and limits its
+length.
 """
 
 import ast
@@ -20,7 +21,8 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-READY = bytes(8)  # ticket of messages at the start; the text of an answer is an error, or empty
+# The ticket of messages at the start. The text of their answers is an error, or empty.
+READY = bytes(8)
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
@@ -39,7 +41,7 @@ class CappedOutput(io.TextIOBase):
         free = self._half - len(self._head)
         self._head += text[:free]
         self._tail += text[free:]
-        if len(self._tail) > 2 * self._half:  # not at every write, because slicing copies text
+        if len(self._tail) > 2 * self._half:  # shorten rarely, because slicing copies text
             self._tail = self._tail[-self._half :]
         self._total += len(text)
         return len(text)
@@ -109,7 +111,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last argument contains the options as JSON."""
+    """Confine this process and answer requests. The last command-line argument has JSON options."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

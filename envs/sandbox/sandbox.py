@@ -5,10 +5,11 @@ r"""Runs the policy's Python code in a process that can only compute.
     await sandbox.run("x")                    '42\n'
     sandbox.close()                           the process is killed
 
-One process per episode keeps the variables between calls. confinement.py limits what the process
-can do. If code exceeds a limit, its process ends and the policy gets an error message.
+The process keeps its variables between calls, so code from two episodes must not share a sandbox.
+confinement.py limits what the process can do. If code exceeds a limit, its process ends and the
+policy gets an error message.
 
-The sandbox protects your machine against accidents and simple attacks of a policy. It does not stop
+The sandbox protects your machine against accidents and simple attacks by a policy. It does not stop
 exploits of the kernel or timing attacks. For code from untrusted people, run the rollouts in a
 virtual machine.
 """
@@ -34,7 +35,8 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The only environment variables of the process. It cannot start threads, so libraries use one.
+# The process has only these environment variables. The last two stop libraries from starting
+# threads, which the sandbox forbids.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -58,7 +60,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """The error of a forged answer. Its message completes the sentence "the code ..."."""
+    """Code has forged an answer. The message follows "the code" in the ToolError."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -80,7 +82,7 @@ class Sandbox:
     """A confined Python interpreter. Its process starts at the first use."""
 
     def __init__(self, limits: Limits, preload: str = "") -> None:
-        """Create a sandbox. Each new process first runs `preload`, within START_TIMEOUT."""
+        """Create a sandbox. Each new process runs the code `preload` before the first call."""
         self._limits, self._preload = limits, preload
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -115,7 +117,8 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # The ticket is random, so that code cannot forge the answers to later calls.
+        # An answer must repeat the ticket of its request. Tickets are random, so that code cannot
+        # forge the answers to later calls.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -126,16 +129,17 @@ class Sandbox:
             what = f"took longer than {self._limits.call_timeout:g} s"
         except _InvalidAnswer as lost:
             what = str(lost)
-        except OSError:  # The process has closed its end of the socket.
+        except OSError:  # The process has ended, or has closed its socket.
             what = await self._kill_and_explain()
         raise ToolError(
             f"the code {what}; the interpreter was restarted and its variables are gone"
         )
 
     def _limit_processor_time(self) -> None:
-        """Kill the process after `cpu_seconds` more of processor time, even if it has answered.
+        """Kill the process when it has used `cpu_seconds` of processor time since this call began.
 
-        The kernel's limit of processor time is not used, because code can ignore its signal.
+        The limit also applies after the answer, because code can forge an answer and continue. The
+        kernel's limit of processor time is not used, because code can ignore its signal.
         """
         assert self._process
         process, loop = self._process, asyncio.get_running_loop()
@@ -155,7 +159,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return why the code failed, to complete the sentence "the code ..."."""
+        """Kill the process. Return the words after "the code" in the ToolError."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -182,7 +186,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Start it in this thread, because the kernel kills it when the thread that started it ends.
+        # Do not start the process in another thread, because the kernel kills it with that thread.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(
@@ -214,8 +218,8 @@ class Sandbox:
 
     async def _receive(self, ticket: bytes) -> str:
         length, answered = HEADER.unpack(await self._read(HEADER.size))
-        # An escaped surrogate has 6 bytes, every other character at most 4. 100 characters are for
-        # the note about left-out text.
+        # The interpreter answers with at most `max_output_chars` characters, and at most 100 more
+        # for the note about left-out text. A character has at most 6 bytes (an escaped surrogate).
         if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("forged the interpreter's answer")
         return (await self._read(length)).decode(errors="replace")

@@ -1,1 +1,1 @@
-"""Package that plays environments of the `verifiers` library, of its classic API and of v1."""
+"""Package that plays environments of the `verifiers` library, of its classic API or its API v1."""

@@ -1,4 +1,4 @@
-"""The adapter for the classic API of `verifiers`: a dataset, a rollout loop and a rubric.
+"""The adapter for the classic API of `verifiers`, whose environments have datasets and a rubric.
 
 The library asks a `Client` for every turn. Our PolicyClient gets the turn from the policy.
 """
@@ -29,7 +29,7 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 class ClassicAdapter:
     """The adapter for an environment that `load_environment` returns."""
 
-    max_concurrent: int | None = None  # None: the sampler's limit suffices for coroutines
+    max_concurrent: int | None = None  # no own limit, because an episode is only a coroutine
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _restore_signal_handlers():
@@ -57,7 +57,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # The stop reason of a truncated turn, or of an only turn, is more precise than MAX_TURNS.
+        # If the last turn is truncated or the only one, its stop reason says more than MAX_TURNS.
         cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),

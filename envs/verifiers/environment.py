@@ -24,7 +24,8 @@ from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
 _CHECKED_PROMPTS = 64  # this many prompts per split are checked for images
-UNLISTED = "unlisted"  # a reward: the library's reward minus all rewards with a known weight
+# Name of a reward: the library's reward minus the weighted sum of the rewards with known weights.
+UNLISTED = "unlisted"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,7 +1,7 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. The trace id in the request identifies the episode.
+turn. Each request identifies its episode by the id of the library's trace.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -81,9 +81,9 @@ class TasksetAdapter:
     async def _model_context(self) -> vf.ModelContext:
         if self._context is None:
             self._context = asyncio.get_running_loop().create_future()
-            # Keep a reference to the task, because the event loop has only a weak one.
+            # Keep a reference to this asyncio task, because the event loop has only a weak one.
             self._task = asyncio.create_task(self._run_servers(self._context))
-        # Without the shield, a cancelled episode would cancel the start for all episodes.
+        # Without the shield, a cancelled episode would cancel the servers' start for all episodes.
         return await asyncio.shield(self._context)
 
     async def _run_servers(self, ready: "asyncio.Future[vf.ModelContext]") -> None:
@@ -102,8 +102,8 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     """Return the library's configuration of a taskset's environment.
 
     If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools.
-    The library's default would give the policy a shell. Harnesses that execute no code run in a
-    subprocess on this machine.
+    The library's default would give the policy a shell. A harness that executes no code needs none
+    of the library's cloud sandboxes, so by default it runs in a subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     chosen = loaders.env_config_type(name, config.get("id", ""))
@@ -134,7 +134,7 @@ def _reward_weights(task: Any) -> dict[str, float]:
 
 
 def _make_outcome(episode: Any, full: bool) -> Outcome:
-    """Return the outcome of an episode. If `full`, its error was a full context and is ignored."""
+    """Return the outcome of an episode. If the context was `full`, ignore the episode's error."""
     if len(episode.traces) > 1:
         names = [trace.agent.name for trace in episode.traces]
         raise ValueError(f"agents {names} played, but only one can train: choose another env.id")

@@ -4,8 +4,8 @@
     {"question": "...", "answer": "..."}                                                 a question
 
 A page may have `content` instead of `sections`: Markdown with one section per heading. Pages and
-questions come from a JSON lines file, or from a data set of the Hugging Face hub or a folder that
-the library `datasets` loads.
+questions come from a JSON lines file, a data set of the Hugging Face hub, or a folder that the
+library `datasets` loads.
 """
 
 import re
@@ -40,7 +40,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Question:
-    """A question about the corpus, with its answer. conf/env/wiki-search.yaml explains levels."""
+    """A question about the corpus, with its answer. conf/env/wiki-search.yaml explains `level`."""
 
     text: str
     answer: str
@@ -51,12 +51,15 @@ class Question:
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:
-    """Return the pages of a source. `columns`: title, sections or content -> its column."""
+    """Return the pages of a source. `columns` maps our field names to those of the source."""
     pages: dict[str, Page] = {}
     for where, record in _read_records(source, split, columns):
         page = page_of(record, where)
         if page.id in pages:
-            raise ValueError(f"{where}: an earlier page has the title {page.title!r}: rename one")
+            raise ValueError(
+                f"{where}: an earlier page has the title {page.title!r} (_ equals a space): "
+                "rename one of the pages"
+            )
         pages[page.id] = page
     return list(pages.values())
 
@@ -90,7 +93,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:
-    """Return the questions of a source. `columns`: question, answer or level -> its column."""
+    """Return the questions of a source. `columns` maps our field names to those of the source."""
     questions = []
     for where, record in _read_records(source, split, columns):
         if not {"question", "answer"} <= record.keys():
@@ -103,7 +106,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _read_records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield for each row its place, for error messages, and the row with our field names."""
+    """Yield each row's place, for error messages, and the row with our field names added."""
     if source.endswith(".jsonl"):
         lines = read_json_lines(Path(source).expanduser())
         rows = ((f"{source}, line {n}", row) for n, row in lines)

@@ -67,7 +67,7 @@ class WikiSearch(Environment):
                 "the names of your columns as values"
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
-            raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3 (0: unknown)")
+            raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3, 0 (unknown)")
         check_at_least(1, max_turns=self.max_turns)
         check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
         if not 0 <= self.giving_up <= 1:
@@ -99,7 +99,8 @@ class WikiSearch(Environment):
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
         """Return exact (0 or 1), f1, found and, if there is a judge, the judge's score.
 
-        `found` has one value per turn: the share of the answer's pages that the turn found.
+        `found` has one value per turn. It is the share of the needed pages that this turn found and
+        no earlier turn had found.
         """
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)
@@ -145,7 +146,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """Return the questions by split. All questions about one page are in the same split."""
+        """Return the questions by split. Shipped questions about one page are in the same split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self.levels:

@@ -2,9 +2,9 @@
 
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
-Every sentence states one cell of a table. A cell is empty if there is no single answer. For
-demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist, because
-the policy could memorise the real pages instead of learning to search.
+Every sentence of a page states one cell of a table. A cell is empty if there is no single answer.
+For demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist,
+because the policy could memorise the real pages instead of learning to search.
 """
 
 import csv
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether a value belongs to one page, so that it identifies the page
+    unique: bool = False  # whether a value belongs to only one page and so identifies it
 
 
 FACTS = {
@@ -106,7 +106,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the letters that follow each pair of letters in names. A line break ends a name."""
+    """Map each pair of letters to the letters that follow it in names. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):

@@ -1,4 +1,4 @@
-"""The tools of wiki-search (BM25 search, list of sections, section) and its reward `found`."""
+"""The tools of wiki-search, which search pages with BM25 and read them, and its reward `found`."""
 
 import re
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Package for the command line: composes configurations with Hydra and explains its errors."""
+"""Package for the command line. It composes configurations and explains Hydra's errors."""

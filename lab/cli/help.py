@@ -27,7 +27,7 @@ def explained_keys(*, _root_: DictConfig) -> str:
     lines = []
     for key, value in _dotted_values(config):
         lines += [f"{key}={value}", *_INDENTED.wrap(notes.get(key, ""))]
-    return "\n".join(lines).replace("$", "$$")  # Hydra substitutes $NAME in the template
+    return "\n".join(lines).replace("$", "$$")  # Hydra's help template prints $$ as $
 
 
 def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:

@@ -22,9 +22,10 @@ _WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\
 def explain_hydra_error(
     error: Exception, arguments: list[str], primary: str = "train", added: Sequence[str] = ()
 ) -> ConfigError:
-    """Return a ConfigError that explains an exception of Hydra. `arguments` is the command line.
+    """Return a ConfigError that explains an exception of Hydra.
 
-    `primary`: main file in conf/. `added`: optional keys, for which users write +key=value.
+    `arguments`: the words of the command line. `primary`: name of the program's main file in conf/.
+    `added`: valid keys that this file lacks, so that a user has to write +key=value.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -69,7 +70,10 @@ def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Se
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Return all keys and groups. Compose again, because Hydra's error does not name them."""
+    """Return all keys of the chosen configuration, and all groups of conf/.
+
+    This composes the configuration, because Hydra's error does not list the keys.
+    """
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     own = get_args_parser().parse_known_args(arguments)[0].config_dir

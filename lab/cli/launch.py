@@ -41,7 +41,10 @@ def _shipped_path(path: str) -> str:
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, or the number of positions of the model at `_parent_.path` if lower."""
+    """Return `length`, or the model's maximum number of positions if that is lower.
+
+    OmegaConf passes the config node of the model as `_parent_`. Its `path` is the model's folder.
+    """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
@@ -71,7 +74,11 @@ def compose(name: str) -> dict[str, Any]:
 
 
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Return the configuration `name` (None: the program's). `chosen`: the program's hydra node."""
+    """Compose a main file and `overrides`. Return the configuration as a dict.
+
+    `name`: the main file; None: that of the program. `chosen`: the `hydra` node of the program's
+    configuration, whose overrides of Hydra's own keys apply here, too.
+    """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
@@ -91,7 +98,10 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Resolve all interpolations. Return a dict without Hydra's keys, or raise ConfigError."""
+    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved.
+
+    Raise ConfigError if an interpolation cannot be resolved.
+    """
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -120,7 +130,8 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
 
         def start(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
-            if raw.get("resume") and "${now:" in str(raw["run_name"]):  # a new name at each start
+            # ${now:...} gives each start a new name, so it cannot name the run to resume.
+            if raw.get("resume") and "${now:" in str(raw["run_name"]):
                 name = f"run_name=<a folder in {config.output_dir}>"
                 raise ConfigError([f"resume=true needs the name of the run: add {name}"])
             with open_dict(config):
@@ -134,7 +145,8 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             )
             return function(job)
 
-        # Append the job number, because jobs that start in the same second have equal names.
+        # Append the job number to run_name, because jobs that start in the same second would share
+        # the name.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
@@ -202,7 +214,10 @@ def put_options_first(arguments: list[str]) -> list[str]:
 
 
 def add_conf_folder(arguments: list[str]) -> list[str]:
-    """Return the arguments, with ./conf added and a shipped --config-dir as an absolute path."""
+    """Return the arguments with ./conf, if it exists, added to Hydra's search path.
+
+    If --config-dir is a folder that only offbyone itself has, such as sweeps, make it absolute.
+    """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
         flags = (chosen, f"--config-dir={chosen}", f"-cd={chosen}")

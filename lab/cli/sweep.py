@@ -1,4 +1,4 @@
-"""Hydra callbacks that start a sweep: check every job, open the folder, print state changes."""
+"""Hydra callbacks of a sweep: they check its jobs, lock its folder, and write its report."""
 
 import atexit
 import os
@@ -56,7 +56,7 @@ Settings = dict[str, Any]
 
 class SweepCheck(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Check all jobs. If problems exist, print each with the number of its jobs, and exit."""
+        """Check all jobs. If there are problems, print each and how many jobs have it, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
         alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
@@ -92,7 +92,10 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return a job's problems, and its settings if valid. `before`: the run that it resumes."""
+    """Return the problems of the job with these overrides, and its settings (None if invalid).
+
+    `before`: folder of the run that the job resumes, or None if the job starts a new run.
+    """
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -104,7 +107,7 @@ def _problems_of(
 
 
 def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
-    """Return {identity of a job: its run folder} for jobs that did a step in an earlier start."""
+    """Return {identity of a job: its run folder} for jobs with results from an earlier start."""
     folder = SweepFolder(Path(str(config.hydra.sweep.dir)))
     runs = {
         identity(record.overrides): RunFolder(Path(record.folder))
@@ -147,7 +150,11 @@ def vary_seeds_last(config: DictConfig) -> None:
 
 
 def use_until(config: DictConfig) -> None:
-    """Make Hydra use UntilDecided as its sweeper. Raise ConfigError if the sweep is unsuitable."""
+    """Make Hydra use UntilDecided as its sweeper.
+
+    Raise ConfigError if an option of `until` is wrong, or if the sweep sets seeds, uses another
+    sweeper or has only one arm.
+    """
     until, sweeper = OmegaConf.to_container(config.until), str(config.hydra.sweeper._target_)
     assert isinstance(until, dict)
     problems = []
@@ -170,20 +177,24 @@ def use_until(config: DictConfig) -> None:
 
 
 def use_card(config: DictConfig) -> None:
-    """Make Hydra use CardSweeper as its sweeper. Raise ConfigError if the sweep is unsuitable."""
+    """Make Hydra use CardSweeper as its sweeper.
+
+    Raise ConfigError if the sweep has several values of a key that a card does not vary.
+    """
     varied = {
         key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
     }
     if other := sorted(varied - {"row", "card.level", "seed"}):
         names = ", ".join(other)
-        raise ConfigError([f"a report card has one value of {names}: start one card per value"])
+        raise ConfigError([f"a report card takes one value of {names}: start one card per value"])
     from lab.sweeps.card import CardSweeper  # imports scipy, which other sweeps do not need
 
     _replace_sweeper(config, CardSweeper)
 
 
 def _replace_sweeper(config: DictConfig, subclass: type) -> None:
-    # Hydra creates only sweepers of its own packages, so replace the basic one by its subclass.
+    # Hydra creates only sweepers of its own packages. So register our subclass under the name of
+    # the sweeper in the configuration.
     Plugins.instance().class_name_to_class[str(config.hydra.sweeper._target_)] = subclass
 
 
@@ -245,13 +256,16 @@ class SweepStart(Callback):
 
             write_card(config.hydra.runtime.choices.loss, sweep, self._jobs)
             return
-        from lab.report.command import report  # imported here, because every run imports this file
+        from lab.report.command import report  # imports numpy, which single runs do not need
 
         report([sweep.path], sweep.path / "report.html")
 
 
 def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
-    """Return the number of each job in the sweep's folder. Mark unfinished jobs as waiting."""
+    """Return the number that each job has in the sweep's folder.
+
+    Write a record for each new job, and set the state of unfinished jobs to waiting.
+    """
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):
         numbers.append(number)
@@ -278,7 +292,8 @@ def rerun_command(typed: Sequence[str], folder: Path) -> str:
 
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
-    # Keep joblib from setting OMP_NUM_THREADS to all cores. A value that the user has set stays.
+    # Set OMP_NUM_THREADS so that a job leaves one core of its slot free. Without this, joblib would
+    # set it to the number of all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # Make signals raise KeyboardInterrupt, because joblib ends its workers only after this error.

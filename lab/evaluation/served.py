@@ -50,7 +50,8 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
-        if found := list(run_folder_problems(settings.plain())):  # a run may have started meanwhile
+        # Check the folder again, because another run may have used it since the first check.
+        if found := list(run_folder_problems(settings.plain())):
             raise ConfigError(found)
         yield run_folder
 
@@ -62,7 +63,7 @@ def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any)
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Raise RunFailed if the block raises a ValueError that is no ConfigError."""
+    """Raise RunFailed if the block raises a ValueError, unless this is a ConfigError."""
     try:
         yield
     except Exception as error:
@@ -91,7 +92,9 @@ def serving_policy(
     if policy.adapter_path is not None:
         adapter = Path(policy.adapter_path).expanduser().absolute()
         described = json.loads((adapter / ADAPTER).read_text())
-        limits = adapter_limits(described["r"], described["target_modules"], run_folder.model())
+        limits = adapter_limits(
+            described["r"], described["target_modules"], run_folder.initial_model()
+        )
     served = ServedPolicy(
         dtype=policy.model.dtype,
         max_seq_len=policy.max_seq_len,
@@ -116,7 +119,7 @@ def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environmen
         version=LiveVersion(_VERSION),
         router=Router.to(only_replica(run_folder)),
         served_as=SERVED_AS[policy.adapter_path is not None],
-        model=run_folder.model() if policy.model else Path(),
+        model=run_folder.initial_model() if policy.model else Path(),
         renderer=model.renderer if model else "auto",
         renderer_options=model.renderer_options if model else None,
     )

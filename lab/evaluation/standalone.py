@@ -37,7 +37,7 @@ from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 from rl.terminal.progress import Progress
 
-_LONGEST_EXPECTED = 500  # maximum characters of the right answer in rollouts.jsonl
+_LONGEST_EXPECTED = 500  # maximum number of characters of the right answer in rollouts.jsonl
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
@@ -137,7 +137,10 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"expected": the answer in an example's info, or all of it}, or {} without info."""
+    """Return {"expected": the right answer as text}, or {} if the example has no `info`.
+
+    The right answer is info["answer"], or all of `info` if that key is missing.
+    """
     known = info.get("answer", dict(info))
     if not info:
         return {}

@@ -1,1 +1,1 @@
-"""Compute losses on recorded batches, without a model, and compare their gradients."""
+"""Package behind compare_losses.py, which compares the gradients of losses on recorded batches."""

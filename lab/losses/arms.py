@@ -1,9 +1,9 @@
 """Compose the losses to compare: the run's own, and those of the command line.
 
-    loss=gspo,dapo correction=none      two arms, composed with the run's own command line
+    loss=gspo,dapo correction=none      two arms: the run's command line with these values
 
-An arm is the run's configuration with other values of keys in `CHANGEABLE`. No other key changes
-the gradient of the recorded tokens with respect to log pi, the trainer's logprobs.
+An arm is the run's configuration with other values of keys in `CHANGEABLE`. On recorded tokens, no
+other key changes the objective's gradient with respect to log pi, the trainer's logprobs.
 """
 
 import sys
@@ -49,8 +49,8 @@ class Arm:
     name: str
     run: Run
     base: Run  # the run that recorded the tokens
-    ignored: tuple[str, ...] = ()  # differing keys outside CHANGEABLE; the comparison ignores them
-    has_model: bool = False  # whether the comparison computes the model (step=true)
+    ignored: tuple[str, ...] = ()  # other keys that differ from `base`; the comparison ignores them
+    has_model: bool = False  # whether the comparison runs the model (step=true)
 
     @property
     def changes(self) -> list[str]:
@@ -64,8 +64,8 @@ class Arm:
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
-                    f"{self.name}: batch_credit would change new advantages: keep the run's "
-                    f"advantage, {self.base.advantage['_target_']}"
+                    f"{self.name}: batch_credit would change new advantages, but a comparison does "
+                    f"not apply it: keep the run's advantage, {self.base.advantage['_target_']}"
                 )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
             is_normalised = self.base.reward["normalise_each"]
@@ -193,7 +193,10 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with new advantages, computed from rewards after truncation and shaping."""
+    """Return the tokens with the advantages that `run` computes from the recorded rewards.
+
+    These are the rewards after truncation and shaping. `name`: the arm, for error messages.
+    """
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

@@ -47,7 +47,8 @@ def main(words: list[str]) -> int:
     arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)  # so that rich cuts no number in a file
+        # In a file, rich assumes 80 columns and would cut numbers.
+        console = Console(highlight=False, width=160)
     try:
         _compare(RunFolder(Path(folder)), arms, options, console)
     except (ValueError, OSError) as error:
@@ -89,7 +90,9 @@ def _compare(
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
-        raise ValueError(f"{folder} trained no token in these steps: choose others, steps=40..60")
+        raise ValueError(
+            f"{folder} has no trained token in these steps: choose other steps, such as 40..60"
+        )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
     for arm in arms:
@@ -115,7 +118,10 @@ def _compare(
 def _print_steps(
     folder: RunFolder, words: list[str], steps: Sequence[int], console: Console
 ) -> None:
-    """Print how each loss's step from the newest usable checkpoint changes logprobs."""
+    """Print how an optimizer step with each loss changes the logprobs of the next batch's answers.
+
+    The steps start from the newest checkpoint whose batch and next batch were recorded.
+    """
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
     arms, usable = arms_of(folder, words, has_model=True), {*steps} & {step - 1 for step in steps}
@@ -136,9 +142,9 @@ def _print_steps(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Return the last columns of `COLUMNS`, which compare two gradients [N] of the same tokens.
+    """Compare two gradients [N] of the same tokens. Return the values of `COLUMNS` from cosine on.
 
-    Numbers that are divided by the norm of a zero gradient are NaN or infinite.
+    If a gradient is zero, some of these numbers are NaN or infinite.
     """
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()

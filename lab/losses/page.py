@@ -17,7 +17,10 @@ NUM_ROLLOUTS = 5  # rollouts shown per loss
 def write_page(
     path: Path, arms: Sequence[Arm], tokens: DataFrame, grads: Sequence[Tensor], **shown: Any
 ) -> None:
-    """Write losses.html. `grads`: one gradient [N] per arm; `shown`: other values for page.html."""
+    """Write the page to `path`. `grads`: one gradient [N] per arm.
+
+    `shown`: further values for the template page.html.
+    """
     shown["arms"] = [
         {
             "name": arm.name,
@@ -36,7 +39,10 @@ def write_page(
 
 
 def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return the rows whose two gradients, the columns `names`, differ most."""
+    """Return the recorded rows whose two gradients differ most, as values for the template.
+
+    `names` are the columns of `tokens` that hold the two gradients.
+    """
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)

@@ -83,7 +83,7 @@ def _batch(
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[key] for key in keys])  # [S]
     sources = torch.tensor([_source(row.id) for row in rows])  # [S]
-    seen: dict[str, int] = defaultdict(int)  # rollout id -> completion tokens in earlier rows
+    seen: dict[str, int] = defaultdict(int)  # rollout id -> number of completion tokens so far
     positions = []
     for row, length in zip(rows, lengths, strict=True):
         positions.append(torch.arange(seen[row.id], seen[row.id] + length))

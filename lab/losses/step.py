@@ -1,8 +1,8 @@
-"""Take the optimizer step of each loss from one checkpoint, and score the next batch's answers.
+"""From one checkpoint, train a batch with each loss, and compute logprobs of the next batch.
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-The answers of step k + 1 are held out: the step does not train them.
+No arm trains on the answers of step k + 1, so they are held out.
 """
 
 import os
@@ -30,8 +30,9 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 
 
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Take each arm's step. Yield a row of COLUMNS with the changes of log pi of the answers.
+    """Take the step of each arm. Yield its name and mean changes of log pi, a row of COLUMNS.
 
+    The means are over the better answers, the worse answers and, as absolute values, all answers.
     An answer is better (worse) than its group if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)

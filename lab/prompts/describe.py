@@ -1,4 +1,4 @@
-"""Describe the rollouts of a prompt search for the reflection model."""
+"""Describe rollouts to the reflection model, which writes new prompts in a prompt search."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def describe_rollout(attempt: Attempt, columns: Sequence[str]) -> dict[str, Any]
         description["error"] = f"the rollout was cut off: {reason}"
     thoughts = filter(None, (message.get("reasoning_content") for message in attempt.turns))
     known = {**info, **record, THINKING: "\n".join(thoughts)}
-    return description | {name: _as_text(known.get(name)) for name in columns}
+    return description | {name: _json_if_nested(known.get(name)) for name in columns}
 
 
 def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
@@ -82,7 +82,10 @@ def conversation(messages: Sequence[Message]) -> str:
     return "\n".join(f"{m.get('role')}: {text}" for m, text in zip(messages, texts, strict=True))
 
 
-def _as_text(value: Any) -> Any:
-    """Return a mapping or a list as JSON text, because GEPA would format it with headings."""
+def _json_if_nested(value: Any) -> Any:
+    """Return a mapping or a list as JSON text, because GEPA would format it with headings.
+
+    Return other values unchanged.
+    """
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

@@ -19,7 +19,7 @@ from lab.evaluation.served import (
 )
 from lab.evaluation.settings import PolicySettings
 from lab.prompts.describe import Task, check_columns, starting_prompt
-from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
+from lab.prompts.outputs import PROMPT, Candidate, closing_lines, index_of_best, write_outputs
 from lab.prompts.settings import PromptOptimization, check_search
 from lab.prompts.teacher import Reflection
 from rl.config.build import build
@@ -61,7 +61,7 @@ def optimize_prompt(
         with as_config_error():
             if env.scores_groups:
                 raise ValueError(
-                    f"the environment {env.name} compares rollouts of a group (score_group), and "
+                    f"the environment {env.name} compares rollouts of a group (score_group), but "
                     "a prompt search samples one rollout per example: choose another environment"
                 )
             train, validation = _examples(settings, env, _num_played(run_folder))
@@ -84,11 +84,14 @@ def optimize_prompt(
     found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
     lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # no line breaks inside commands, which users copy
-    return found[best_of(found)].mean
+    return found[index_of_best(found)].mean
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts. Complete the last line of a killed search."""
+    """Return the number of recorded rollouts.
+
+    If an earlier start was killed while it wrote a line, end this line with a newline.
+    """
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):

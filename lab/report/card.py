@@ -1,7 +1,8 @@
 """The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
-sweeps/report_card.yaml is the sweep. Each file of sweeps/row is a row of the card: an experiment
-that makes one thing harder, at the level easy or hard. docs/report-card.md explains the numbers.
+sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
+the card: an experiment that makes one thing harder, at the levels easy and hard.
+docs/report-card.md explains the numbers.
 """
 
 import time
@@ -26,8 +27,8 @@ from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
 
 LADDER_ROW = "basic"  # the first row, whose jobs try several learning rates (the ladder)
-Row: TypeAlias = dict[str, Any]  # title, knob, levels, measure, score: as in sweeps/row/*.yaml
-VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which jobs differ
+Row: TypeAlias = dict[str, Any]  # the node `card` of a file of sweeps/row, with title, levels, ...
+VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which a card's jobs differ
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -36,8 +37,8 @@ class Cell(msgspec.Struct, frozen=True):
     row: str
     level: str
     rate: float
-    starts: list[float]  # the score of the untrained policy by seed
-    scores: list[float]  # the score of the last version by seed
+    starts: list[float]  # score of each run before training
+    scores: list[float]  # score of each run's last evaluated version
     seconds: float  # mean duration of a run, its start included
 
 
@@ -65,7 +66,7 @@ class Card(msgspec.Struct):
         return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
 
     def interval(self, row: str) -> tuple[float, float]:
-        """Return the mean score of a row and the radius of its 95 % interval over seeds.
+        """Return the mean score of a row, and half the width of its 95 % confidence interval.
 
         The variance between seeds is pooled over the cells of the row at all learning rates.
         """
@@ -80,13 +81,13 @@ class Card(msgspec.Struct):
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """Return the rows in a folder of YAML files by name."""
+    """Return the rows that the YAML files of a folder define, by file name."""
     paths = sorted(folder.glob("*.yaml"))
     return {path.stem: yaml.safe_load(path.read_text())["card"] for path in paths}
 
 
 def read_cards(folder: Path) -> list[Card]:
-    """Return the stored cards, in the order of their names."""
+    """Return the cards that a folder stores as JSON, sorted by file name."""
     paths = sorted(folder.glob("*.json"))
     return [msgspec.json.decode(path.read_bytes(), type=Card) for path in paths]
 
@@ -94,7 +95,10 @@ def read_cards(folder: Path) -> list[Card]:
 def card_of(
     name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
 ) -> Card:
-    """Return the card of the finished jobs whose overrides, without VARIED, are `common`."""
+    """Return the card `name` of the finished jobs.
+
+    Jobs whose overrides, without VARIED and RUN_KEYS, differ from `common` are left out.
+    """
     runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
     commits: dict[str, None] = {}
     for record in records:

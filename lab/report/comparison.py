@@ -28,13 +28,15 @@ class NoBaseline(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The results of one arm. Unknown numbers are NaN. statistics.LEVEL is the confidence level."""
+    """The results of one arm, NaN if unknown. Intervals have the confidence level st.LEVEL."""
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    p_value: float  # p-value of the difference, adjusted for the number of arms
-    decision: str  # BETTER, WORSE, OPEN, BASELINE, or "equal within ..." if sequential
-    undecided_if: str  # assumption about missing data that changes the decision, or ""
+    # p-value of the difference, adjusted for the numbers of arms and looks; NaN if decisions are
+    # sequential
+    p_value: float
+    decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
+    undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
     # seeds per arm that would decide this arm; None: unknown; infinite: no number suffices
@@ -61,7 +63,7 @@ class Comparison:
     scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
-    smallest_effect: float  # of the sequential decisions, 0 if decisions are not sequential
+    smallest_effect: float  # used in sequential decisions, 0 if decisions are not sequential
     left_out: tuple[tuple[Run, str], ...]  # excluded runs and the reasons
     notes: tuple[str, ...]  # warnings for the reader
 
@@ -96,11 +98,12 @@ def compare(
     notes: Sequence[str] = (),
     num_draws: int = st.NUM_DRAWS,
 ) -> Comparison:
-    """Compare arms by their scores on the same questions, else by their training reward.
+    """Compare arms by their scores on the same held-out questions, or else by training reward.
 
     `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
     the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
-    `smallest_effect`, decisions are sequential. Raise NothingToCompare or NoBaseline.
+    `smallest_effect`, decisions are sequential: they stay valid if an arm is judged after every
+    seed. Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
@@ -131,8 +134,9 @@ def _states(
 ) -> list[State]:
     """Return the state of each arm, compared with arm number `at`.
 
-    p-values are multiplied by `factors`, then adjusted for the number of arms (Holm). If `effect`
-    is not 0, decisions are sequential. `unscored`: the number of arms without scores.
+    Without an `effect`, each arm's p-value is multiplied by its element of `factors`, and the
+    products are adjusted for the number of arms (Holm). With an `effect`, decisions are sequential
+    and depend on `unscored`, the number of further arms, which have no scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
@@ -218,9 +222,9 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not counting:
         runs = [run for arm in arms for run in arm.runs]
         raise NothingToCompare(
-            f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
+            f"none of {len(runs)} runs has finished; the first is {runs[0].name}: {runs[0].cause}"
             if runs
-            else "these folders contain no run: name the folder of a sweep or of runs (outputs/...)"
+            else "these folders contain no run: give the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
         known = [

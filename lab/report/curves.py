@@ -12,7 +12,7 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html relies on both)
+COLUMNS, WIDTH = 4, 980  # panels and pixels per row, which page.html fits to the window
 COLOUR = "#3b7dd8"
 
 
@@ -65,7 +65,7 @@ def _layers(measure: str) -> list[Chart]:
 
 
 def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the curve points of every run, and the median and range over the runs of each arm."""
+    """Return the curve points of every run, and each arm's median and range over finished runs."""
     points, bands, measure = [], [], comparison.scoring.measure
     for arm in comparison.arms:
         drawn = [

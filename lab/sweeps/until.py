@@ -28,8 +28,8 @@ from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
-ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run has 0.018
-MOST_FAILURES = 3  # this many failed jobs end the current start of the sweep
+ASSUMED_SD = 0.02  # assumed standard deviation of scores between seeds, in the default run 0.018
+MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more jobs
 
 
 class UntilDecided(ChoosingSweeper):
@@ -50,7 +50,7 @@ class UntilDecided(ChoosingSweeper):
             sweep.write_info(sweep.read_info() | {"progress": state.text()})
             if not batch:
                 break
-            if state.comparison:  # the report prints the progress as a note
+            if state.comparison:  # the report prints the text of the progress, too
                 report([sweep.path], sweep.path / "report.html")
             else:
                 say(f"\n{state.text()}")
@@ -76,7 +76,7 @@ class Progress:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The comparison of the arms with the first arm, None until that arm has a score."""
+        """The comparison of the arms with the first arm, None if the first arm has no score yet."""
         arms = arms_of(read_sources([self.sweep.path]).runs)
         first = arms[0].label if arms else ""
         try:
@@ -91,7 +91,7 @@ class Progress:
 
     @cached_property
     def seeds_needed(self) -> dict[int, float]:
-        """The number of seeds that each open arm is likely to need, by the arm's index."""
+        """The total number of seeds that each open arm probably needs, by the arm's index."""
         found: dict[int, float] = {}
         known = self.comparison.results if self.comparison else ()
         by_folder = {str(run.folder): result for result in known for run in result.arm.runs}
@@ -129,7 +129,7 @@ class Progress:
         return self.max_hours is not None and sum(self.seconds) > self.max_hours * 3600
 
     def text(self) -> str:
-        """Return which arms are open, and the runs and the time that they are likely to need."""
+        """Describe which arms are open, and how many runs and how much time they probably need."""
         num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.seconds
         text = f"{num_others - len(needed)} of {num_others} arms decided"
         if not needed:

@@ -1,7 +1,7 @@
 """Export the viewer's page with some rollouts as one HTML file, which opens from disk.
 
-The file contains the page's modules as one script, and the rollouts as compressed text. The content
-security policy allows only that script, by its hash, and forbids network requests.
+The file contains the page's JavaScript modules as one script, and the rollouts as compressed text.
+The content security policy allows only that script, by its hash, and forbids network requests.
 """
 
 import base64
@@ -20,7 +20,7 @@ from lab.viewer.rollout_lines import Row
 from rl.runtime.folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
-MOST_ROLLOUTS = 8000  # about 25 MB with all tokens, which mail servers still accept
+MOST_ROLLOUTS = 8000  # about 25 MB if all tokens are recorded, which mail servers accept
 _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 

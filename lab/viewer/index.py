@@ -21,7 +21,7 @@ from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import regular_file
 
-_FULL_COLOUR_QUANTILE = 0.98  # a |gradient| at or above this quantile gets the full colour
+_FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the strongest colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
@@ -45,8 +45,8 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
-        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> sum
+        self.scales: dict[int, float | None] = {}  # step -> |gradient| with the strongest colour
+        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> gradient sum
         self._records: dict[Path, int] = {}  # token file -> its modification time
 
     def gradient_sum(self, row: Row) -> float | None:
@@ -121,7 +121,10 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| that gets the full colour."""
+    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour.
+
+    `paths` are the token files of one step. The second value is None if all gradients are 0.
+    """
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

@@ -45,9 +45,10 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 
 
 class Row(RolloutLine):
-    """One row of the index: a line without messages and versions, and more columns to filter by.
+    """One row of the index: the fields of a line and more. `messages` and `versions` are empty.
 
-    `advantage` is the mean over turns if each turn has one. `error` is True if the rollout has one.
+    `advantage` is the mean over turns if each turn has an advantage. `error` is True if
+    the rollout has an error.
     """
 
     path: Path
@@ -97,7 +98,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
     texts = [text_of(message) for message in line.messages]
     opening = opening_of(line.messages)
     group = line.group
-    if group is None:  # evaluations have no group number, so use a hash of the example
+    if group is None:  # evaluations have no group number, so group by example
         group = _hash_of(line.env, [str(line.example), *opening])
     place = places[group]
     places[group] += 1
@@ -122,6 +123,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
 
 
 def _hash_of(env: str, opening: list[str]) -> int:
-    """Return a hash of the opening messages, which is equal in every step and every run."""
+    """Return a hash of `env` and of the opening messages, which is equal in all steps and runs."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

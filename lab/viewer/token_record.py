@@ -1,9 +1,10 @@
 """Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
-is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old -
-log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
-`mismatch` also contains the change by training. rl/runtime/token_files.py explains more columns.
+is vLLM's probability. This module adds two columns. If the step has old logprobs, `ratio` is
+pi / old and `mismatch` is log old - log mu. Otherwise they are pi / mu and log pi - log mu. If an
+earlier policy version sampled a token, `mismatch` also contains the change by training since then.
+docs/token-record.md explains the other columns.
 """
 
 import math
@@ -21,7 +22,7 @@ from tokenizers.decoders import DecodeStream
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import RecordedRow
 
-_MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
+_MAX_LOG_RATIO = 20.0  # the losses clamp log ratios at the same limit
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
 NOT_TRAINED = "no trainer rank recorded this rollout: the step is unfinished or trained nothing"
@@ -37,10 +38,10 @@ def tokens_of(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
+    """Return {rows, why} for JSON. `why` is the reason if data are missing, else "".
 
-    A row occurs once per update of its batch. `identity` is the rollout's id, `read` returns the
-    recorded rows of a step by rollout, and `options` are the numeric options of the loss.
+    A row occurs once per update of its batch. `identity` is the rollout's id. `read` returns the
+    recorded rows of a step by rollout id. `options` are the numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -100,7 +101,7 @@ def _row(
 
 
 def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return numbers for JSON with six digits, None outside the mask and for NaN and infinity."""
+    """Return the values with six digits. Values outside the mask, NaN and infinity become None."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)
@@ -110,7 +111,8 @@ def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]
 def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token's gradient is 0, or None if it is not 0 or was not recorded.
 
-    `flagged` names the token's nonzero loss metrics. `options` are the loss's numeric options.
+    `flagged`: names of the loss metrics that are not 0 at the token. `options`: the loss's numeric
+    options.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
@@ -134,7 +136,10 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return the text of each token. If several tokens form one character, the last gets it."""
+    """Return the text of each token, or its id if there is no tokenizer.
+
+    If several tokens form one character, the last of these tokens gets the character.
+    """
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []
@@ -150,7 +155,7 @@ def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
 
 def tokenizer_of(run_folder: RunFolder) -> tuple[tokenizers.Tokenizer | None, str]:
     with suppress(OSError, ValueError):  # raised if model.txt is missing or damaged
-        path = run_folder.model() / "tokenizer.json"
+        path = run_folder.initial_model() / "tokenizer.json"
         if path.is_file():
             return _load_tokenizer(path), ""
     return None, "token ids instead of text, because the run's tokenizer is missing"

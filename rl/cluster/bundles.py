@@ -1,7 +1,8 @@
-"""Compute which bundles a run reserves in a Ray cluster. A bundle is GPUs and CPUs of one node.
+"""Compute which bundles a run reserves in a Ray cluster.
 
-Each vLLM replica has one bundle, because tensor parallelism needs all its GPUs on one node. The
-ranks are put on as few nodes as possible, because they exchange gradients at every step.
+A bundle is a number of GPUs and CPUs on one node. Each vLLM replica gets one bundle, because all
+GPUs of a replica must be on one node. The ranks get as few bundles as possible, because ranks on
+one node exchange gradients faster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +32,8 @@ def bundles_for(
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
     `nodes` has all GPUs and CPUs of each node, including those that other jobs have reserved.
-    conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if even the unused
-    cluster would be too small.
+    conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if the cluster would
+    be too small even without other jobs.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)

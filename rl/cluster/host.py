@@ -1,7 +1,8 @@
-"""Interfaces of a host, which is a machine on which the supervisor starts and watches processes.
+"""Interfaces of hosts and of their processes.
 
-LocalHost and RayHost implement the interface. If a host cannot be reached any more, its processes
-count as ended, and a later start on that host raises HostLost.
+A host is a machine on which the supervisor starts processes. LocalHost and RayHost implement the
+interface Host. If a host cannot be reached any more, its processes count as ended, and a later call
+of `start` raises HostLost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,22 +24,22 @@ class Process(Protocol):
     @property
     def group(self) -> int | None: ...  # process group id; None if on another machine
     @property
-    def returncode(self) -> int | None: ...  # None while running, < 0 if killed or lost
+    def returncode(self) -> int | None: ...  # None while running; < 0 if killed or on a lost host
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
-    def kill(self) -> None: ...  # end the process and its children; keep its exit status readable
-    def end(self) -> None: ...  # end the process and its children; safe to call twice
+    def kill(self) -> None: ...  # end the process and its children; `returncode` stays readable
+    def end(self) -> None: ...  # like kill, but `returncode` may become None; may be called twice
 
 
 @dataclass(frozen=True)
 class Start:
-    """The arguments of `Host.start`: a process's name, command, log and environment variables."""
+    """The arguments of `Host.start`. rl/runtime/child.py explains the last two."""
 
     name: str
     command: Sequence[str]
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    ends_on_term: bool = True  # whether the signal TERM ends the process (see Child)
-    in_terminal: bool = False  # whether the process uses the supervisor's terminal (see Child)
+    ends_on_term: bool = True  # whether the signal TERM ends the process
+    in_terminal: bool = False  # whether the process uses the supervisor's terminal
 
 
 class Host(Protocol):

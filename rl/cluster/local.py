@@ -17,7 +17,7 @@ class LocalHost:
     def __init__(self, reaper: Reaper, address: str = "127.0.0.1") -> None:
         self.address, self.devices = address, tuple(visible_gpus())
         self._reaper = reaper
-        self.children: list[Child] = []  # in the order of the starts
+        self.children: list[Child] = []  # in the order in which they started
 
     def start(self, start: Start) -> Child:
         child = Child(**vars(start), reaper=self._reaper)

@@ -49,7 +49,7 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve and yield hosts; release them after the block. Raise RunFailed if this fails."""
+        """Reserve hosts, yield them, and release them at the end. Raise RunFailed on failure."""
         with ExitStack() as stack:
             ray = _connect(self.address)
             stack.callback(ray.shutdown)
@@ -81,7 +81,10 @@ class RayCluster:
 
 
 def _connect(address: str) -> Any:
-    """Connect to the Ray cluster and return the module ray. Keep our own SIGTERM handler."""
+    """Connect to the Ray cluster and return the module ray.
+
+    Restore our SIGTERM handler at the end, because ray.init replaces it.
+    """
     import ray  # pyright: ignore[reportMissingImports] an optional package
 
     before = signal.getsignal(signal.SIGTERM)
@@ -106,7 +109,7 @@ def _connect(address: str) -> Any:
 def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Reserve the bundles until `stack` closes. Yield each RayNode, its IP address and bundle."""
+    """Reserve bundles until `stack` closes. Yield (RayNode, IP address, bundle) for each bundle."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -143,7 +146,8 @@ def _reserve(
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
 
-    Send only a hash of the run's key file to each node, because Ray does not encrypt.
+    A node has the run folder if the hash of the key file there is the same as here. Only this hash
+    is sent to the node, because Ray does not encrypt.
     """
     key = run_folder.private.key.absolute()
     digest = sha256(key.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""RayHost, the Host of a Ray node. The supervisor calls RayHost, which calls the RayNode there."""
+"""RayHost, the Host of a bundle. It passes the supervisor's calls to the RayNode of the bundle."""
 
 import signal
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class RayProcess:
 
 
 class RayHost:
-    """The Host of one bundle that Ray has reserved on a node."""
+    """The Host for a bundle, which is a part of a node that Ray has reserved."""
 
     def __init__(
         self,
@@ -79,7 +79,10 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call the RayNode. Raise HostLost if the node is lost, RunFailed if the call fails."""
+        """Call a method of the RayNode.
+
+        Raise HostLost if the host is lost, and RunFailed if the method raises an error.
+        """
         if self.lost:
             raise self.lost
         return self._wait_for(getattr(self.node, method).remote(*arguments), method)

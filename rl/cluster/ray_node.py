@@ -22,20 +22,23 @@ _NEW_FILE_TIMEOUT_S = 10.0  # maximum delay until a network file system shows a 
 
 class RayNode:
     def __init__(self) -> None:
-        # Use a local folder, because vLLM's Unix sockets do not work on a network file system.
+        # Children get this folder as TMPDIR. vLLM's Unix sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._reaper = Reaper()
         self._reaper.__enter__()
         self._host = LocalHost(self._reaper)
 
-    def prepare(self, marker: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
+    def prepare(self, key_file: Path, digest: str, python: str, working_folder: str) -> str:
+        """Change to the supervisor's working folder. Return what this node lacks, or "".
+
+        `key_file` is in the run folder, and `digest` is its hash on the supervisor's host.
+        """
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
-        while not marker.exists() and time.monotonic() < deadline:
+        while not key_file.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        if not marker.exists() or sha256(marker.read_bytes()).hexdigest() != digest:
+        if not key_file.exists() or sha256(key_file.read_bytes()).hexdigest() != digest:
             return (
-                f"does not see {marker.parent}: set output_dir to a folder on a file system that "
+                f"does not see {key_file.parent}: set output_dir to a folder on a file system that "
                 "all nodes mount at the same path"
             )
         if not os.access(python, os.X_OK):

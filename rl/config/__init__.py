@@ -1,1 +1,1 @@
-"""The configuration of a run: its schema, its checks and its rules. Imports no torch."""
+"""Package that defines and checks the configuration of a run. It does not import torch."""

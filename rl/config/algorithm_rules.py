@@ -1,8 +1,8 @@
-"""Check which components of an algorithm can be combined.
+"""Check that the chosen components of an algorithm can be combined.
 
-Each function of ALGORITHM_RULES yields one message per problem. The functions read class constants
-(facts.py) and results of the dry call (learned.py), so that they also apply to a user's own
-components.
+Each function of ALGORITHM_RULES yields one message per problem. The functions read constants of
+classes (facts.py) and results of the dry call (learned.py), and never compare the name of a
+component. So they also apply to a user's own components.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ def loss_problems(config: Config, learned: Learned) -> Iterator[str]:
     imitates = is_imitator(sampler)
     if learned.is_supervised and not imitates:
         yield (
-            f"{loss} imitates all text and reads no reward, so on its own rollouts the policy "
-            "would only imitate itself: use sampler=demonstrations, or another loss"
+            f"{loss} imitates all text and reads no reward, so the policy would only imitate its "
+            "own rollouts: use sampler=demonstrations, or another loss"
         )
     if imitates and not learned.takes_any_text:
         yield (
@@ -105,7 +105,10 @@ def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
     }
     for what, is_on in lowered.items():
         if is_on and learned.advantage_refuses_negative:
-            yield f"{advantage} needs rewards >= 0 but {what} lowers them: use advantage=group_mean"
+            yield (
+                f"{advantage} needs rewards >= 0, but {what} can make them negative: use "
+                "advantage=group_mean"
+            )
 
 
 def critic_problems(config: Config, learned: Learned) -> Iterator[str]:
@@ -149,8 +152,8 @@ def batch_source_problems(config: Config, learned: Learned) -> Iterator[str]:
     oldest, newest = value_of(config, "buffer.max_staleness"), config["sampler"]["max_staleness"]
     if replayed and oldest is not None and oldest <= newest:
         yield (
-            f"buffer.max_staleness={oldest} removes groups before they can be replayed, because "
-            f"sampler.max_staleness={newest} versions may pass until their first batch: use "
+            f"buffer.max_staleness={oldest} removes groups before they can be replayed, because a "
+            f"group may be sampler.max_staleness={newest} versions old in its first batch: use "
             f"buffer.max_staleness={newest + 8}"
         )
     if replayed and not learned.takes_any_text and not learned.uses_ratio:

@@ -1,11 +1,13 @@
-"""Convert YAML values to the annotated types of options by msgspec, such as 5 to 5.0 for a float.
+"""Convert YAML values to the annotated types of options with msgspec: 5 to 5.0 for a float.
+
+The following annotations are supported:
 
     int   float | None   Literal["a", "b"]   list[str]   Mapping[str, float]   tuple[int, ...]
-    Annotated[float, Meta(gt=0, le=1)]       a range; rl/config/ranges.py names the usual ones
+    Annotated[float, Meta(gt=0, le=1)]       a number in a range (rl/config/ranges.py)
     a class, a Callable[...]                 a nested node with its own `_target_`
 
-Annotations are evaluated from their source text, without an import of their file. A name that is
-neither listed above nor an alias accepts any value, which the called function has to check.
+This module evaluates the source text of an annotation and does not import the file. A name that it
+cannot resolve counts as Any, so the called function has to check the value.
 """
 
 import ast
@@ -34,7 +36,10 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type that stands for nodes in annotations; msgspec checks an instance, not the node."""
+    """The type of a node in an evaluated annotation.
+
+    msgspec checks `Nested()` instead of the node, because `on_node` checks the node itself.
+    """
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -76,13 +81,14 @@ class _Unqualifier(ast.NodeTransformer):
 
 
 def _evaluate(text: str, module: Module) -> Any:
-    """Return the type that an annotation names, or Any if msgspec cannot check it."""
+    """Return the type that an annotation's text names, or Any if it cannot be evaluated."""
     try:
         tree = _Unqualifier().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any
-    return _evaluate(kind, module) if isinstance(kind, str) else kind  # if the annotation is quoted
+    # A quoted annotation evaluates to a string, which contains the annotation itself.
+    return _evaluate(kind, module) if isinstance(kind, str) else kind
 
 
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
@@ -126,7 +132,8 @@ def _union_members(kind: Any) -> tuple[Any, ...]:
 
 def _convert_scalar(value: Any, kind: Any, path: str) -> Any:
     others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
-    if Nested in _union_members(kind) and set(others) - {type(None)}:  # msgspec rejects this union
+    # msgspec rejects a union of Nested and another type, so give it the union without Nested.
+    if Nested in _union_members(kind) and set(others) - {type(None)}:
         if isinstance(value, Nested):
             return value
         kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007

@@ -14,10 +14,11 @@ from rl.config.signatures import options_of
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """Return the node's callable with its options bound; the caller adds positional arguments.
+    """Return the node's function or class with its options bound.
 
-    The nodes inside `node` are built first, and their classes become instances. If the node's class
-    has a method `configure`, the callable also calls this method with its own options.
+    The caller adds positional arguments. `component` builds the nested nodes first. If the class
+    has a method `configure`, the returned callable creates an instance and calls its `configure`
+    with the options that are parameters of `configure`.
     """
     target = str(node["_target_"])
     known = options_of(target)
@@ -60,7 +61,7 @@ def component(node: Mapping[str, Any]) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Construct the component of each group. Raise ConfigError with the errors of all groups."""
+    """Check that the component of each config group can be constructed, or raise ConfigError."""
     problems: list[str] = []
     schedules = Schedules.of(vars(run))
     for group in groups:

@@ -32,11 +32,11 @@ def check(
     schema: str = "rl.config.schema.Run",
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
 ) -> None:
-    """Raise ConfigError with all problems of a configuration's values.
+    """Raise ConfigError with all problems of a configuration.
 
-    Check keys, types, targets and ranges; if all are valid, check combinations (rules.py). The
-    fields of the class `schema` are the top-level keys. A configuration with schedules is checked
-    at the steps at which a schedule is smallest or largest.
+    First check keys, types, targets and ranges. If all are valid, check combinations with `rules`.
+    The fields of the class `schema` are the top-level keys. A configuration with schedules is
+    checked at the steps at which a schedule is smallest or largest.
     """
     with as_config_error():
         _raise_problems(list(_schedule_problems(config)))
@@ -44,7 +44,7 @@ def check(
             when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
             for when, values in configs_at_extremes(config)
         }
-        # A problem that occurs at all of these steps does not depend on the step.
+        # Report a problem that occurs at all of these steps once, without a step.
         always = [p for p in next(iter(found.values())) if all(p in ps for ps in found.values())]
         steps = [when + p for when, ps in found.items() for p in ps if p not in always]
         _raise_problems([*always, *steps])

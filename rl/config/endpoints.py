@@ -1,4 +1,4 @@
-"""Read endpoints.toml in the current folder, which names servers with their URLs and models.
+"""Read endpoints.toml in the current folder. It defines names for servers and their models.
 
 docs/everyday.md has an example.
 """
@@ -14,9 +14,11 @@ _FIELDS = {"url", "model", "api_key_variable"}
 
 
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the URL and the model of each endpoint whose name is a `url`.
+    """Return the configuration with URLs in place of the names of endpoints.
 
-    Keep a model that the configuration sets. Raise ConfigError for a wrong file or name.
+    A name is the value of a key `url` or `base_url` in a mapping that also has the key `model`. Set
+    `model` to the endpoint's model if it has no value. Set `api_key_variable` if the endpoint has
+    one. Raise ConfigError for an invalid file or an unknown name.
     """
     if not FILE.is_file():
         return config

@@ -1,9 +1,10 @@
-"""Read constants that the chosen classes or files define; subclasses inherit them.
+"""Read facts about components. A fact is a constant in a class, or in the file of a function.
 
-class ImitationSampler:        uses_vllm: ClassVar[bool] = False
+    class ImitationSampler:
+        uses_vllm: ClassVar[bool] = False
 
-Rules read these constants and never compare the name of a target, so that the rules also apply to a
-user's classes. Facts about functions come from the dry call (rl/config/learned.py).
+Subclasses inherit the constants. Rules read facts and never compare the name of a target, so that
+the rules also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
 """
 
 import ast
@@ -34,7 +35,7 @@ def is_external(inference: Config | None) -> bool:
 def needs_reference(config: Config) -> bool:
     """Return whether the run loads a reference: for a KL penalty, or as a teacher.
 
-    Every teacher counts, because other rules (reference_rules.py) refuse a teacher that the loss
+    Assume that the loss reads a teacher, because reference_rules.py refuses a teacher that the loss
     does not read.
     """
     node = config["reference"]
@@ -60,7 +61,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return the constant `name` of a class, its bases or a function's file, else `default`."""
+    """Return the constant `name` of the class `target` or of the function's file, or `default`."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 

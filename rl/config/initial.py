@@ -12,7 +12,10 @@ from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names. Raise ValueError if it does not exist."""
+    """Return the checkpoint that `init_from` names, or None if `init_from` is not set.
+
+    Raise ValueError if the checkpoint does not exist or contains only an adapter.
+    """
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")
@@ -35,7 +38,7 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
 
 def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
     try:
-        found = config["resume"] or initial_checkpoint(config)
+        found = config["resume"] or initial_checkpoint(config)  # True if the run resumes
     except ValueError as error:
         yield str(error)
     else:
@@ -47,12 +50,12 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 "init_optimizer=true loads the optimizer of all weights, but this run trains an "
                 "adapter: set init_optimizer=false, or use adapter=none"
             )
-        elif config.get("init_optimizer") and isinstance(found, Path):  # not a resume
+        elif config.get("init_optimizer") and isinstance(found, Path):
             yield from _optimizer_problems(config, RunFolder(found.parents[1]))
 
 
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
-    """Yield why DeepSpeed cannot load the optimizer state from the checkpoints of that run."""
+    """Yield why DeepSpeed cannot load the optimizer state of the run in `run_folder`."""
     before = load_yaml(run_folder.read(run_folder.config))
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]

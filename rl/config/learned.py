@@ -1,4 +1,4 @@
-"""Facts found by calling a run's callables with made-up values (rl/dry_call/learn.py).
+"""Facts that the dry call finds. It calls a run's components with made-up values (rl/dry_call).
 
 The supervisor writes the facts into config.yaml, so that no other process repeats the calls.
 """
@@ -18,18 +18,18 @@ class Learned:
     """Facts about the components of a run, found by calling them with made-up values."""
 
     loss_reads: tuple[str, ...]  # names of the fields of losses.tokens.Tokens that the loss reads
-    loss_weighs_sequences: bool  # whether the loss's file contains PER_SEQUENCE = True
-    loss_corrects: bool  # whether the loss, given old_logprobs, also reads rollout_logprobs
+    loss_weighs_sequences: bool  # whether the loss needs equal weights of sequences (PER_SEQUENCE)
+    loss_corrects: bool  # whether the loss corrects for the difference between trainer and vLLM
     correction_is_neutral: bool  # whether the correction leaves every weight at 1
-    divergence_is_linear: bool  # whether the divergence's gradient is the same for every token
+    divergence_is_linear: bool  # whether kl.estimator has the same gradient for every token
     advantage_by_turn: bool  # whether the advantage returns one number per turn
     advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
-    advantage_compares: bool  # whether a group's only rollout always gets the advantage 0
+    advantage_compares: bool  # whether a rollout alone in its group always gets advantage 0
     advantage_refuses_negative: bool
     batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
     aggregation_takes_turns: bool
-    aggregation_weighs_sequences: bool  # whether short and long rollouts weigh the same
+    aggregation_weighs_sequences: bool  # whether the aggregation gives all rollouts equal weight
     truncation_lowers_rewards: bool  # whether the truncation can make a reward negative
     selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
 
@@ -41,7 +41,7 @@ class Learned:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Return a `Learned` from the output of `asdict`, in which the tuple may be a list."""
+        """Undo `asdict`. YAML and JSON have turned the tuple `loss_reads` into a list."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
@@ -61,7 +61,10 @@ class Learned:
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether the loss accepts text that no policy sampled: it reads no advantage or ratio."""
+        """Whether the loss accepts text that no policy sampled.
+
+        Such a loss reads no advantage, no ratio and no ref_logprobs.
+        """
         return not self.reads({"advantages", "ref_logprobs"} | RATIO)
 
     @property

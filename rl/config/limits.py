@@ -1,4 +1,4 @@
-"""Check the order of two options. Refuse DeepSpeed and vLLM keys that another option sets.
+"""Check that one option is below another. Refuse DeepSpeed and vLLM keys that another option sets.
 
     ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
 

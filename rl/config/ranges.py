@@ -1,7 +1,9 @@
-"""The usual ranges of options, as annotations that the configuration check enforces.
+"""Annotations for the usual ranges of options. The configuration check enforces the ranges.
 
-learning_rate: PositiveFloat                 another range: Annotated[float, Meta(gt=0, le=1)]
-max_tokens: PositiveInt | None
+    learning_rate: PositiveFloat
+    max_tokens: PositiveInt | None
+
+An option with another range has an annotation such as Annotated[float, Meta(gt=0, le=1)].
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Check that the reference, as a teacher or for a KL penalty, suits the rest of an algorithm."""
+"""Check that the reference model, used as a teacher or for a KL penalty, suits the algorithm."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ def divergence_problems(config: Config, learned: Learned) -> Iterator[str]:
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
         if kl["target_kl"] is not None:
-            yield f"kl.target_kl={kl['target_kl']} cannot adapt kl.beta=0: set kl.beta=0.05"
+            yield f"kl.target_kl={kl['target_kl']} scales kl.beta, but 0 stays 0: set kl.beta=0.05"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (
@@ -49,19 +49,21 @@ def unused_or_missing_reference_problems(config: Config, learned: Learned) -> It
 
 
 def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check each reference by itself: the only one, or each teacher of reference=per_env."""
+    """Check the single reference, or each teacher of reference=per_env, one at a time."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
         kind = node["_target_"]
+        # Hydra chooses a teacher by +reference@<path>=<choice>.
+        key = path if path == "reference" else f"+reference@{path}"
         if path != "reference" and not fact(kind, "has_logprobs", True):
-            yield f"{path} is {kind}, which returns no logprobs: use {path}=model"
+            yield f"{path} is {kind}, which returns no logprobs: use {key}=model"
         is_hinted = node.get("sees_hint", False)
         may_be_policy = is_hinted or fact(loss, "stays_near_reference", False)
         if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not may_be_policy:
             yield (
                 f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
-                f"{path}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
+                f"{key}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
             )
         if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
             yield (
@@ -71,7 +73,7 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
         if fact(kind, "only_temperature_1", False) and temperature not in (None, 1):
             yield (
                 f"{path}=endpoint returns logprobs at temperature 1, but sampler.temperature="
-                f"{temperature}: set sampler.temperature=1, or use {path}=model"
+                f"{temperature}: set sampler.temperature=1, or use {key}=model"
             )
         if is_hinted and is_imitator(config["sampler"]["_target_"]):
             yield (
@@ -103,7 +105,10 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
-        yield f"{' and '.join(sorted(numbers))} differ, but one loss reads all: set equal values"
+        yield (
+            f"{' and '.join(sorted(numbers))} differ, but the loss needs the same number from each "
+            "teacher: set equal values"
+        )
 
 
 REFERENCE_RULES = (

@@ -59,11 +59,14 @@ def run_folder_problems(config: Config) -> Iterator[str]:
     run_folder = RunFolder(parent / name)
     saved, resume = run_folder.config, config.get("resume")
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        yield f'run_name="{name}" names no folder below output_dir={parent}: use a relative path'
+        yield (
+            f'run_name="{name}" names no folder below output_dir={parent}: use a relative path '
+            'without ".."'
+        )
     elif not name.isprintable():
         yield f"run_name={name!r} contains control characters: choose another run_name"
     elif saved.is_file() and not run_folder.has_results():
-        return  # the earlier run made no step, so nothing is lost
+        return  # the new run may replace an earlier one that has no results
     elif saved.is_file() and not resume:
         how = "use resume=true to continue it, or " if "resume" in config else ""
         yield f"{saved.parent} already holds a run: {how}choose another run_name"
@@ -105,7 +108,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
-            "a checkpoint has one share of the optimizer per rank, which only this rank can load: "
+            "each rank can load only its own share of the optimizer state from a checkpoint: "
             f"use {ranks}={then.get(ranks)}"
         )
     # Treat a missing key as null, because an older run may lack a newer option.

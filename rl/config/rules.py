@@ -19,7 +19,7 @@ from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.transport import transport_problems
 from rl.runtime.stop_when import StopWhen
 
-_SECRET = re.compile(  # scheme://user:password@host or scheme://host?key=value
+_SECRET = re.compile(  # https://user:password@host or https://host?api_key=<key>
     r"\s*[a-z][a-z0-9+.-]*://([^/?#\s]*@|.*[?&][^=&]*(key|token|secret|passw)[^=&]*=)",
     re.IGNORECASE,
 )
@@ -106,7 +106,7 @@ def length_problems(config: Config) -> Iterator[str]:
     for target in dict.fromkeys(hidden if prompt is not None else ()):
         yield (
             f"sampler.max_prompt_len={prompt} cannot be enforced, because the length of a prompt "
-            f"of {target} is known only to the server: set sampler.max_prompt_len=null"
+            f"of {target} is unknown before its rollout: set sampler.max_prompt_len=null"
         )
     made_for = value_of(config, "model.max_seq_len")
     if made_for is not None and longest > made_for:

@@ -4,8 +4,8 @@
     -> sampler: {temperature: 1.0}, schedules: {sampler.temperature: {_target_: ...}}
 
 `split_schedules` makes this change. `Schedules.apply` gives a component its values at a step. For
-the sampler, the environment and the credit, the step is the policy version with which a group
-starts. For the trainer, the step is the one that it trains.
+the components that sample rollouts and compute their advantages, the step is the policy version
+with which a group starts. For the trainer's components, it is the training step itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a configuration with new values for dotted keys of at most two names."""
+    """Return a copy of `config` with the values `changes`, whose keys have at most one dot."""
     result = dict(config)
     for key, value in changes.items():
         group, _, name = key.partition(".")
@@ -47,7 +47,7 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_schedules(config: Config) -> dict[str, Any]:
-    """Return the configuration with numbers in place of its schedules, and the key `schedules`.
+    """Return a copy with the schedules in the key `schedules`, and with numbers in their places.
 
     Each number is the largest value of its schedule, so that a run whose KL penalty begins at 0
     loads the reference. An environment gets its value at step 0, which a warm start uses.
@@ -74,7 +74,7 @@ def _steps(config: Config) -> range:
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", configuration of step k) where a schedule is smallest or largest.
+    """Yield ("at step k: ", configuration at k) for each k where a schedule is smallest or largest.
 
     Without schedules, yield ("", config).
     """
@@ -104,12 +104,12 @@ class Schedules:
         return {key: function(step) for key, function in self.functions.items()}
 
     def options(self, group: str, step: int) -> dict[str, Any]:
-        """Return option -> value at a step for a config group; "" stands for the top-level keys."""
+        """Return scheduled option -> value at `step` for a config group; "" is the top level."""
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Give `made`, a partial function or an instance, the scheduled options of a step.
+        """Give `made`, a partial function or an instance, the scheduled options of `group`.
 
         Return a new partial function, or the same instance with changed attributes.
         """
@@ -126,7 +126,10 @@ class Schedules:
         return made
 
     def at(self, step: int, record: Any, **groups: str) -> Any:
-        """Return a copy of `record` with a step's options in its fields. `groups`: field=group."""
+        """Return a copy of the dataclass `record`, with the scheduled options of `step` applied.
+
+        `groups`: field -> config group of its value, for example token_loss="loss".
+        """
         return replace(
             record, **{f: self.apply(getattr(record, f), g, step) for f, g in groups.items()}
         )

@@ -53,7 +53,8 @@ def as_config_error() -> Iterator[None]:
         raise
     except SyntaxError as error:
         raise ConfigError([f"{error.filename}, line {error.lineno}: {error.msg}"]) from error
-    except (ValueError, OSError, RecursionError) as error:  # nested too deeply
+    # A file that is nested too deeply raises RecursionError.
+    except (ValueError, OSError, RecursionError) as error:
         raise ConfigError([str(error)]) from error
 
 

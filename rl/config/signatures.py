@@ -62,7 +62,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     def similarity(other: str) -> tuple[float, float]:
         order = difflib.SequenceMatcher(None, word, other).ratio()
         letters = difflib.SequenceMatcher(None, sorted(word), sorted(other)).ratio()
-        return order + letters, letters  # `letters` is 1 if only the order differs, as in gpro
+        # `letters` is 1 if both words have the same letters, such as gpro and grpo.
+        return order + letters, letters
 
     closest = max(known, key=similarity, default="")
     return f": did you mean {closest}?" if similarity(closest)[0] >= _MIN_SIMILARITY else ""
@@ -93,7 +94,7 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 def find_definition(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found | None:
-    """Return the definition of `name` or `package.name` and its module; follow imports."""
+    """Return the module and statement that define what `module` calls `name`; follow imports."""
     if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
     seen |= {f"{module.name}:{name}"}
@@ -137,7 +138,7 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     parts = module.name.split(".")
-    # One dot means the package, which is the module itself if the file is an __init__.py.
+    # The first dot of an import means the package. In an __init__.py this is the module itself.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])

@@ -8,7 +8,7 @@ from rl.config.facts import fact, is_external, spans_hosts
 
 Node = Mapping[str, Any]
 NO_ADAPTED_EXPERTS = "vLLM 0.32 cannot run a mixture of experts with an adapter on a CPU"
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values of vLLM's max_lora_rank
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allows for max_lora_rank
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Transport:
 
     @property
     def name(self) -> str:
-        """The module name of the sender, because each sender has its own file."""
+        """The name of the sender's module, which is unique because each sender has its own file."""
         return self.node["_target_"].split(".")[-2]
 
     @property
@@ -32,7 +32,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender. sync=auto is adapter if possible, else gloo across hosts, else shm."""
+    """Return the sender. sync=auto means adapter if possible, else gloo across hosts, else shm."""
     chosen = Transport(config["sync"])
     if not chosen.has("chooses"):
         return chosen

@@ -1,4 +1,4 @@
-"""Run the dry call in a child process while the supervisor starts vLLM. Imports no torch.
+"""Run the dry call in a child process while the supervisor, which imports no torch, starts vLLM.
 
     with DryCall([config]) as dry_call:      the child starts, unless the result is in the cache
         ...                                  vLLM starts
@@ -81,7 +81,7 @@ class DryCall:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
     def learned(self, number: int = 0) -> Learned:
-        """Return the facts about configuration `number`. Raise ConfigError with its problems."""
+        """Return the facts about configuration `number`; raise ConfigError if it has problems."""
         if uncached := self._uncached_indices():
             self._read_answers(uncached)
         answer = self._answers[number]
@@ -93,7 +93,7 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the files that the child imported, without libraries. Raise like `learned`."""
+        """Return the files that the child imported, without libraries; may raise ConfigError."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
 
@@ -122,7 +122,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that affect a dry call, so that a new seed does not invalidate the cache."""
+    """Return the options that affect a dry call, so that a cached result applies to other seeds."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

@@ -23,7 +23,8 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3  # number of batches that the dry call of a buffer draws
-# environment node -> result of `read_pools`, because the jobs of a sweep often share it
+# Environment node -> result of `read_pools`. It is kept, because the jobs of a sweep often have the
+# same environment.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
@@ -45,8 +46,9 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 distinct = len(set(indices)) == len(indices) <= count
                 if not distinct or len(waiting.intersection(indices)) != new:
                     raise BadResult(
-                        f"drew the groups {indices}: draw {new} groups that add() accepted, and at "
-                        f"most {count - new} that it drew before, each group only once"
+                        f"drew the groups {indices}: draw {new} groups that add() accepted and "
+                        f"that were not drawn before, at most {count - new} that were, and each "
+                        "group only once"
                     )
                 waiting.difference_update(indices)
         buffer.metrics()
@@ -106,7 +108,7 @@ def check_strategy(
             group = StartedGroup(0, _made_up_group(0, 0).example)
             rollouts += asyncio.run(play_strategy(made(), group, play_one, group_size))
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
-            raise BadResult("returned no rollouts of `play_one`: return some of them")
+            raise BadResult("returned no rollouts: return some of those that `play_one` returned")
 
 
 def selects_by_rewards(order: Any, buffer: Any) -> bool:
@@ -122,7 +124,7 @@ def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
     """Return the problems and the training pools of an environment, from POOLS_CACHE if possible.
 
     The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
-    no problem, because the rollouts process reports missing data when it starts.
+    not reported, because the rollouts process reports missing data when it starts.
     """
     if (key := repr(node)) not in POOLS_CACHE:
         POOLS_CACHE[key] = _read_pools(node)
@@ -143,7 +145,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # a signal handler cannot be set in a thread
+            except ValueError as error:  # only the main thread can set a signal handler
                 if "main thread" not in str(error):
                     raise
                 found[0] = []

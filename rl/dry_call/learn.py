@@ -73,7 +73,7 @@ def learn(config: Config) -> Learned:
 
 
 def run_with_facts(config: Config) -> Run:
-    """Return the configured run after a dry call in this process, for benchmarks and tests."""
+    """Return the run with the facts of a dry call in this process, for benchmarks and tests."""
     return Run.of({**config, "learned": asdict(learn(config))})
 
 
@@ -138,7 +138,8 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(os.getcwd())  # the user's modules; python_module's flag -P omits them
+    # The user's modules are in the working folder, which python_module's flag -P leaves out.
+    sys.path.append(os.getcwd())
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()
     os._exit(0)  # do not wait for an environment's thread that still loads data

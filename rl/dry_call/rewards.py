@@ -1,6 +1,6 @@
-"""Dry calls of components that turn rewards into weights, such as the advantage.
+"""Dry calls of the components that turn the rewards of rollouts into token weights.
 
-A made-up turn of length n has n completion tokens.
+These are truncation, reward shaping, advantage, batch credit and aggregation.
 """
 
 import math
@@ -23,7 +23,7 @@ _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 def made_up_rollout(
     reward: float | None, *turns: int, cut_off: bool = False, turn_limit: int | None = None
 ) -> Rollout:
-    """Return a rollout with one prompt token and turns of these numbers of completion tokens."""
+    """Return a rollout with one prompt token. `turns`: the completion tokens in each turn."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
     row = TrainingRow(
@@ -55,7 +55,8 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0, because a single reward of 0 equals its advantage whatever the baseline is.
+    # Begin with 1.0. With group_size=1, a reward of 0 would equal its advantage even if the
+    # advantage subtracts the mean reward, and advantage_is_reward would be wrong.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,

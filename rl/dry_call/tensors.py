@@ -1,7 +1,8 @@
-"""Dry calls of components that compute with tensors: loss, correction, divergence, critic.
+"""Dry-call the components that compute with tensors: loss, correction, divergence, critic.
 
-The input has eight made-up tokens of two sequences with several turns. A third sequence has no
-tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
+A dry call gives made-up values to a component before the run starts. A loss gets eight tokens of
+two sequences with several turns. A third sequence has no tokens. The importance ratios are near 1,
+so that no loss clips them. Advantages have both signs.
 """
 
 import sys
@@ -32,9 +33,9 @@ RUN_METRICS = frozenset(
 
 
 class RecordingTensor(Tensor):
-    """A field of the made-up tokens. It adds its name to `used` when a function uses its values.
+    """A field of the made-up tokens. When torch computes with it, its name is added to `used`.
 
-    Reading the attribute is not a use, because `dataclasses.replace` reads every field.
+    Reading the field from Tokens is not a use, because `dataclasses.replace` reads every field.
     """
 
     field: str
@@ -56,7 +57,10 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, the tensors with a gradient, and a set that collects used fields."""
+    """Return made-up tokens, their tensors with a gradient, and the set of fields used so far.
+
+    `has_old`: whether the tokens have old_logprobs. `change` is added to rollout_logprobs.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(values: Tensor) -> Tensor:
@@ -94,9 +98,9 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
 
-    A run with several updates per batch gives old_logprobs to the loss; other runs do not. The
-    loss is called with and without them, but must work only as this run calls it. A loss
-    corrects for the sampler if its value, despite old_logprobs, depends on rollout_logprobs.
+    Runs with several updates per batch give old_logprobs to the loss, other runs do not. The loss
+    is called with and without them, but an error counts only if this run would cause it. A loss
+    that gets old_logprobs corrects for the sampler if it also depends on rollout_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -122,13 +126,13 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss with the statistics of `tokens` bound, or unchanged if it has none.
+    """Return the loss, which gets its statistics of `tokens` as an argument if it has statistics().
 
-    Raise BadResult unless the statistics are sums over the tokens, also of an empty micro-batch.
+    Raise BadResult unless the statistics are sums over tokens, which are zero without tokens.
     """
     if not hasattr(loss, "statistics"):
         return loss
-    with torch._C.DisableTorchFunctionSubclass():  # do not record what is copied here
+    with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
         values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
         parts = [
             Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
@@ -137,12 +141,14 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
         what = f"has statistics() that return {_describe(whole)}"
-        raise BadResult(f"{what}: return finite sums over the tokens, as one tensor [K]")
+        raise BadResult(
+            f"{what}: return finite sums over the tokens, in one tensor of shape [number of sums]"
+        )
     total = torch.stack(shares).detach().sum(0)
     if not torch.allclose(total, whole.detach()):
         raise BadResult(
-            "has statistics() of two sequences, and of no tokens, that do not add up to those of "
-            "all tokens: return sums over the tokens, and divide in __call__"
+            "has statistics() whose results for each sequence and for no tokens do not add up to "
+            "the result for all tokens: return sums over the tokens, and divide in __call__"
         )
     return partial(loss, statistics=whole.detach())
 
@@ -178,7 +184,7 @@ def check_metrics(report: Report, metrics: Any) -> None:
     """
     if not isinstance(metrics, Mapping):
         raise BadResult(
-            f"returned metrics that are {_describe(metrics)}: return a dict, {{}} without metrics"
+            f"returned metrics that are {_describe(metrics)}: return a dict, which may be empty"
         )
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
@@ -188,7 +194,7 @@ def check_metrics(report: Report, metrics: Any) -> None:
         ("another component uses", report.metric_names),
     ):
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
-            raise BadResult(f"returned a metric {taken}, which {owner}: choose another name")
+            raise BadResult(f"returned metrics named {taken}, which {owner}: choose other names")
     report.metric_names |= metrics.keys()
 
 
@@ -227,7 +233,7 @@ def check_correction(report: Report, correction: Any) -> bool:
 
 
 def check_divergence(report: Report, estimator: Any) -> bool:
-    """Return whether the gradient of an estimator is the same for every token.
+    """Return whether the gradient of a divergence estimator is the same for every token.
 
     In the loss, such an estimator has no effect on average, because the gradient of log pi is zero
     on average over tokens that pi samples.

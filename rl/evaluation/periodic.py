@@ -4,8 +4,8 @@
     rollouts             `-> evaluate version v, while the next batch is sampled ->'
 
 The next push waits for the evaluation, so one version samples all tokens of an evaluation. Training
-rollouts and the update continue meanwhile. The results of version v are on line v of metrics.jsonl,
-beside the metrics of step v. The line of the last version has no other metrics.
+rollouts and the update continue meanwhile. metrics.jsonl has the results of version v in the line
+of step v. The line of the last version has no other metrics, because no step trains that version.
 """
 
 import asyncio
@@ -70,16 +70,16 @@ class Evaluator:
             self._metrics[version].set_result({})
         self._due.put_nowait(version)
 
-    async def finish(self, version: int) -> dict[str, float]:
+    async def wait_for_metrics(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version and return its metrics; {} if it was not due."""
         # Shield the future, because a rank that disconnects must not cancel it for the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
-        """Evaluate the queued versions until cancelled. Raise the error of an evaluation.
+        """Evaluate the queued versions until an evaluation fails or this task is cancelled.
 
-        When this method ends, waiting ranks get empty metrics, so that they can save a checkpoint.
+        Waiting ranks then get empty metrics, so that they can save a checkpoint.
         """
         try:
             while True:
@@ -130,4 +130,6 @@ def _assert_one_version(played: Sequence[PlayedExample], version: int) -> None:
         for row in rollout.rows
         for token_version in row.token_versions[row.completion_mask]
     }
-    assert versions <= {version}, f"the evaluation of {version} has tokens of {sorted(versions)}"
+    assert versions <= {version}, (
+        f"the evaluation of version {version} has tokens of versions {sorted(versions)}"
+    )

@@ -39,7 +39,7 @@ def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
 
 
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
-    """Return the number of examples per pool: by weight, but at most all examples of the pool."""
+    """Divide `num_examples` among the pools by weight. No pool gives more examples than it has."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]

@@ -34,20 +34,20 @@ class Summary:
     reward: float  # mean reward
     reward_standard_error: float  # standard error of `reward`, clustered by example
     passes: dict[int, float]  # k -> pass@k; each role of an example counts as one example
-    zero_spread: float  # share of examples and roles whose rollouts have equal rewards
+    zero_spread: float  # share of (example, role) pairs whose rollouts have equal rewards
     mean_length: float  # mean number of completion tokens
     max_length: int
     truncated: float  # share of rollouts that a token limit ended
     turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
     tool_errors: float  # mean number of failed tool calls per rollout
-    rewards: dict[str, float]  # mean of each named reward, unweighted
+    rewards: dict[str, float]  # reward name -> mean reward, without its weight
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
     envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics that are not NaN, by their names in metrics.jsonl."""
+        """Return the finite metrics, by their names in metrics.jsonl."""
         values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
@@ -111,7 +111,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means over rollouts, and max_length, by their names in `rollout/` and `eval/`."""
+    """Return max_length and means over rollouts, by metric name without `rollout/` or `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -185,7 +185,10 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of examples with equal rewards; NaN if no example has two rollouts."""
+    """Return the share of groups whose rewards are all equal, among groups with two or more.
+
+    If no group has two rewards, return NaN.
+    """
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

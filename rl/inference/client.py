@@ -28,8 +28,12 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # close idle connections after 2 s, before vLLM closes them after 5 s
-_MAX_FAILURES = 32  # failed requests in a row that end the run, or exclude one of several replicas
+# The client closes a connection that is idle for 2 s. vLLM would close it after 5 s, perhaps while
+# the client sends a request.
+_KEEP_ALIVE_S = 2.0
+# The run ends after this many failed requests in a row. If another replica answers in between, the
+# run only stops using the replica with so many failures in a row.
+_MAX_FAILURES = 32
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
 
@@ -119,7 +123,8 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        if route.num_failed_in_a_row >= _MAX_FAILURES:  # another replica still answers
+        # The tally is below the limit, so another replica has answered in between.
+        if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
@@ -153,7 +158,8 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The task was not cancelled: `_close_session` closed the session of its request.
+            # The task was not cancelled. If `_close_session` closes a session, aiohttp raises this
+            # error in each request that waits for a connection.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -235,12 +241,12 @@ class GroupClient:
     async def score(
         self, token_ids: Sequence[int], count: int, *, version: int
     ) -> tuple[list[float], int]:
-        """Return vLLM's logprobs of the last `count` tokens at temperature 1, and their version.
+        """Return logprobs of the last `count` tokens at temperature 1, and their policy version.
 
-        `version` is a policy version that vLLM has loaded before this call.
+        `version`: policy version before the request, which is repeated if vLLM loads new weights.
         """
         body = scoring_request(token_ids)
-        body["sampling_params"]["logprobs"] = 0  # `completion_of` requires this logprob
+        body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
         def read(content: bytes) -> tuple[list[float], int]:
             answer = msgspec.json.decode(content)
@@ -249,8 +255,8 @@ class GroupClient:
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
-            route = "/inference/v1/generate"
-            logprobs, now = await self.client.request(route, body, read, self.group, 1)
+            path = "/inference/v1/generate"
+            logprobs, now = await self.client.request(path, body, read, self.group, 1)
             # `now` is the version after vLLM computed the logprobs. If it equals the version before
             # the request, vLLM loaded no weights in between.
             if now == version:

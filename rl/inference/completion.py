@@ -10,11 +10,11 @@ from rl.runtime.failure import RunFailed
 
 
 class GenerationError(RunFailed):
-    """The error that ends a run because vLLM fails. The user sees its message."""
+    """The error raised if vLLM fails. Unless it is a RequestFailed, it ends the run."""
 
 
 class RequestFailed(GenerationError):
-    """The error of one request after all retries. Only the rollout of this request fails."""
+    """The error of one request after all retries. The player catches it, so one rollout fails."""
 
 
 class AttemptFailed(Exception):
@@ -37,7 +37,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the text of sampler.stop that ended the completion, if any
-    num_masked: int = 0  # number of first tokens that are a given prefix, which is not trained
+    num_masked: int = 0  # number of leading tokens that were given and are not trained
 
 
 # Decoding into these types takes a fifth of the time of decoding into dictionaries.
@@ -72,7 +72,7 @@ def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
-        # Scoring an aborted completion would punish the policy for an error of vLLM.
+        # A reward for an aborted completion would punish the policy for an error of vLLM.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:

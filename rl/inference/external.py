@@ -1,7 +1,7 @@
 """External vLLM servers. A run sends requests and weights to them but never starts or stops them.
 
-The user starts each server with serve_external.py. That program adds to vLLM the routes
-that pause it and report policy versions, and our plugin, which receives the weights.
+The user starts each server with serve_external.py. That program enables vLLM's routes for
+token ids, pauses and weights. It also adds our plugin, which loads the weights into vLLM.
 """
 
 import os
@@ -47,8 +47,8 @@ class ExternalServers:
         key = os.environ.get(self.api_key_variable) if self.api_key_variable else None
         if self.api_key_variable and not key:
             raise ValueError(
-                f"inference.api_key_variable={self.api_key_variable} is not set: export this "
-                "variable with the key of the servers, or set null if they require no key"
+                f"inference.api_key_variable={self.api_key_variable} names a variable that is not "
+                "set: export it with the key of the servers, or set null if they require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]
@@ -96,7 +96,7 @@ def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | No
             f"--max-model-len {max_seq_len}, or set model.max_seq_len={longest}"
         )
     for route in _REQUIRED_ROUTES:
-        # The route expects a POST, so it answers a GET with an error: 404 if it is missing.
+        # These routes accept only POST, so a GET changes nothing. A missing route answers 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}

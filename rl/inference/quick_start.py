@@ -2,10 +2,11 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. This module makes CPUs do the same.
-vLLM spawns the processes to bind OpenMP threads to cores before OpenMP is loaded. With this module
-OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system places them. An
-engine with several workers, and a vLLM that no run started, start as in unmodified vLLM.
+GPUs, vLLM forks the engine and runs the worker inside it. With this module it also does so on CPUs.
+Unmodified vLLM spawns processes in order to bind OpenMP threads to cores before OpenMP is loaded.
+With this module OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system
+places them. An engine with several workers starts as in unmodified vLLM. So does a vLLM that no run
+started.
 
 Even in eager mode, vLLM compiles the function that computes the rank of a token in the vocabulary.
 This takes seconds. For a small vocabulary the uncompiled function takes only 0.1 ms.
@@ -19,12 +20,16 @@ from vllm.platforms import current_platform
 
 from rl.inference.server import STARTED_BY_RUN
 
-# Uncompiled, the ranks of 256 tokens take 0.1 ms if the vocabulary is 512, 200 ms if it is 150,000.
+# For 256 tokens, the uncompiled function takes 0.1 ms with a vocabulary of 512 and 200 ms with one
+# of 150,000.
 _SMALL_VOCAB = 1024
 
 
 def patch_cpu_start() -> None:
-    """Let vLLM with one CPU worker fork its engine. For a small vocabulary, prevent compilation."""
+    """Let a vLLM with one CPU worker fork its engine and run the worker inside the engine.
+
+    If this vLLM is in eager mode and has a small vocabulary, also prevent all compilation.
+    """
     if STARTED_BY_RUN not in os.environ or not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)

@@ -1,4 +1,4 @@
-"""The JSON body of a request in pieces, so that a push to many replicas needs little memory."""
+"""The JSON body of a request, made in pieces to save memory in a push to many replicas."""
 
 import json
 from base64 import b64encode
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-_MARK = uuid4().hex  # occurs in no other text
+_MARK = uuid4().hex  # stands for a bytes value in the JSON; occurs in no other text
 _PIECE_BYTES = 3 << 18  # a multiple of 3, so that the base64 texts of the pieces can be joined
 
 
 class JSONBody:
-    """The JSON of `content`. A value of bytes becomes base64 text, encoded while it is sent.
+    """The JSON of `content`. Each bytes value is encoded as base64 text while the body is sent.
 
     Iteration yields the pieces of the body; `num_bytes` is their total length.
     """

@@ -1,4 +1,4 @@
-"""Chooses the least busy vLLM replica for each group of rollouts and all requests of the group.
+"""Chooses one vLLM replica, the least busy one, for all requests of a group of rollouts.
 
 The rollouts of a group share a prompt, and each turn's prompt begins with the previous turns. So
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# Returns the context manager around a wait for a restart. A rollout sets it to `Clock.pause`.
+# A request that waits for a restart waits inside this function's context manager. A rollout sets it
+# to `Clock.pause`, so that the timeout of the rollout does not count the wait.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -75,7 +76,7 @@ class Router:
     Attributes:
         on_lost: called with each lost replica; requests its restart.
         restarted: returns whether the supervisor has replaced a replica. None if no supervisor
-            restarts replicas: then the last replica is used until the run ends.
+            restarts replicas: then the last replica that is left is used until the run ends.
         serving: set while at least one replica may get requests, and when the run ends.
     """
 
@@ -99,7 +100,7 @@ class Router:
     def serve(self, replicas: Iterable[Replica]) -> None:
         """Use only these replicas from now on. The caller has pushed the newest weights to them."""
         given = {replica.name: replica for replica in replicas}
-        if not given:  # no push succeeded, so keep the current replicas
+        if not given:  # no replica has newer weights, so keep the current replicas
             return
         for name, route in list(self._routes.items()):
             if name not in given or given[name].incarnation != route.replica.incarnation:
@@ -110,7 +111,8 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        if not self._routes and not self.restarted:  # nothing restarts lost replicas, so use them
+        # If no supervisor restarts the lost replicas, use them again.
+        if not self._routes and not self.restarted:
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()
@@ -139,7 +141,10 @@ class Router:
         self.serving.set()
 
     def is_gone(self, replica: Replica, *, unanswered: bool) -> bool:
-        """Return whether a failed replica has ended or was restarted. May block for seconds."""
+        """Return whether a replica has ended or was restarted. May block for seconds.
+
+        `unanswered`: whether its last request got no answer. Otherwise it has not ended.
+        """
         if self.restarted and self.restarted(replica):
             return True
         return unanswered and refuses_connections(replica)

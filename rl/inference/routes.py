@@ -1,8 +1,8 @@
 """Blocking requests that control vLLM: pause it, push weights, resume it.
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
-    LoRA adapter    load_adapter, start_update once; then pause -> update -> set_version -> resume
-    without trainer set_version, because evaluate.py pushes no weights
+    LoRA adapter    start_update, load_adapter once; then pause -> update -> set_version -> resume
+    evaluate.py     load_adapter if there is one; set_version, because no push sets it
 
 `rl/inference/client.py` has the requests that sample tokens.
 """
@@ -23,7 +23,7 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
-_MIN_TIMEOUT_S = 0.001  # httpx rejects a timeout of 0
+_MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout error
 
 
 class VLLMRoutes:
@@ -101,7 +101,7 @@ class VLLMRoutes:
         return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
-        """Return the number of vLLM's worker processes that hold weights (tensor parallelism)."""
+        """Return the number of vLLM's worker processes. Each holds a part of the weights."""
         return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
 
     def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

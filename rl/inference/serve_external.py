@@ -23,6 +23,7 @@ from rl.runtime.network import Address
 
 
 def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment variables of the server."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -38,7 +39,7 @@ def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], 
 
 
 def required_key(run_folder: RunFolder) -> str:
-    """Return the user's key. Without a key, any program that connects could load weights."""
+    """Return the user's key. Without it, any program that reaches the port could load weights."""
     variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:
@@ -52,8 +53,8 @@ def required_key(run_folder: RunFolder) -> str:
 def temporary_folder() -> str:
     """Return a new private folder, which is deleted when this process and its children have ended.
 
-    vLLM leaves sockets there when it is killed. A shell deletes the folder as soon as a pipe closes
-    that only this process and its children hold open.
+    A killed vLLM cannot delete its sockets. So a shell reads a pipe that only this process and its
+    children hold open. When the pipe closes, the shell deletes the folder.
     """
     folder = tempfile.mkdtemp(prefix="offbyone-vllm-")
     read, write = os.pipe()

@@ -1,6 +1,6 @@
 """The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
 
-A socket needs no port number, so two runs cannot choose the same one. The permissions of its folder
+A Unix socket needs no port, so two runs cannot choose the same port. The permissions of its folder
 protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
 own API keys do not protect the routes that load weights.
 """
@@ -29,9 +29,9 @@ from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_EXIT_DELAY_S = 0.2  # a dying vLLM closes its connections this long before its process ends
-# Whether the trainer pushes only a LoRA adapter -> model name in requests. vLLM serves the base
-# model and the adapter under different names.
+_EXIT_DELAY_S = 0.2  # if vLLM fails, its connections close this long before its process ends
+# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests, because
+# vLLM serves the base model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 
 # A run sets this variable for its vLLM. Our plugin changes the start of vLLM only if it is set.
@@ -43,14 +43,15 @@ class AdapterLimits:
     """The largest LoRA adapter that vLLM can load. vLLM reserves memory for it at the start."""
 
     rank: int
-    layers: list[str]  # last parts of the names of layers that may have an adapter
+    layers: list[str]  # layers that may have an adapter, such as q_proj
 
 
 def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> AdapterLimits:
-    """Return the smallest limits of vLLM that admit an adapter of this rank and these modules.
+    """Return the smallest limits of vLLM that admit an adapter of this rank on these modules.
 
-    Fewer layers with an adapter save time at every token. The output head must not have an adapter,
-    because vLLM then returns no prompt logprobs for the push probe (vllm-project/vllm#51594).
+    Each layer that may have an adapter costs time at every token. The output head must not have
+    one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594). The check
+    after a push (rl/weights/probe.py) needs them.
     """
     names = linear_layers(model) if targets == "all-linear" else targets
     allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
@@ -103,7 +104,8 @@ class VLLMServer:
         if not address.path:
             options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
-            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
+            # The folder has no weights. Let vLLM start with random weights, which the first push
+            # replaces before vLLM samples.
             options["load-format"] = "dummy"
         flags: list[str] = []
         for key, value in {**options, **self.args}.items():
@@ -119,13 +121,16 @@ class VLLMServer:
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables. `key_file`: None if vLLM uses a Unix socket."""
+        """Return vLLM's environment variables.
+
+        `key_file`: file with the key that TCP routes require, None if vLLM uses a Unix socket.
+        """
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
-            # Keep the working folder off sys.path, also in the processes that vLLM starts.
+            # Prevent files in the working folder from replacing libraries in vLLM's processes.
             "PYTHONSAFEPATH": "1",
-            "VLLM_SERVER_DEV_MODE": "1",  # add the routes that pause, load weights and resume
+            "VLLM_SERVER_DEV_MODE": "1",  # add the routes for pausing and for loading weights
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if adapter else "0",
             "VLLM_CPU_KVCACHE_SPACE": str(self.cpu_kv_cache_gib or 1),
             "VLLM_NO_USAGE_STATS": "1",
@@ -136,7 +141,10 @@ class VLLMServer:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return OMP_NUM_THREADS for all cores except one; {} on GPUs, or if the user has set it."""
+    """Return an OMP_NUM_THREADS that leaves one core to the other processes.
+
+    Return {} if there are GPUs, or if the user has set the variable.
+    """
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})
@@ -154,7 +162,7 @@ def vllm_process(
 
     `place`: environment variables that set vLLM's GPUs and threads; None for the whole machine.
     """
-    model = run_folder.model()
+    model = run_folder.initial_model()
     if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
         server = replace(server, cpu_kv_cache_gib=cache)
@@ -171,7 +179,9 @@ def vllm_process(
 def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
     limits = None
     if run.pushes_adapter:
-        limits = adapter_limits(run.adapter.rank, run.adapter.target_modules, run_folder.model())
+        limits = adapter_limits(
+            run.adapter.rank, run.adapter.target_modules, run_folder.initial_model()
+        )
     return ServedPolicy(
         dtype=run.model.dtype,
         max_seq_len=run.max_seq_len,
@@ -184,6 +194,7 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment variables of one replica of a run."""
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
@@ -216,11 +227,11 @@ def run_vllm(
             yield stack.enter_context(routes)
         except Exception:
             time.sleep(_EXIT_DELAY_S)
-            check_child()  # if vLLM has ended, that is the cause of the error in the block
+            check_child()  # if vLLM has ended, report that, because it caused the error
             raise
-        check_child()  # the block may have ignored failed requests of a vLLM that ended
+        check_child()  # the block may have ignored requests that failed because vLLM ended
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the vLLM of a folder with one vLLM on a Unix socket. lab/ and benchmarks/ use it."""
+    """Return the Replica for `run_vllm`, which starts only one vLLM in a run folder."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

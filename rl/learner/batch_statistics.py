@@ -1,7 +1,7 @@
 """Statistics of the global batch for a loss that reads them, for example to compute a threshold.
 
     loss.statistics(tokens) -> [K]                  sums over the tokens of a micro-batch
-    loss(tokens, statistics=total) -> TokenLoss     total: [K] added over micro-batches and ranks
+    loss(tokens, statistics=total) -> TokenLoss     total: [K], summed over micro-batches and ranks
 
 Sums do not depend on the split of the batch, so a threshold computed from them does not either.
 """

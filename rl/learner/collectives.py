@@ -1,7 +1,7 @@
 """Exchange bytes between ranks, and create the store through which processes connect.
 
-This module never unpickles bytes, as PyTorch's collectives for Python objects do, because gloo and
-NCCL do not authenticate senders. So no process can send code that a rank runs.
+PyTorch's collectives for Python objects unpickle the bytes that they receive, which can run code.
+This module never unpickles, because gloo and NCCL do not authenticate senders.
 """
 
 import socket

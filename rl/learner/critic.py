@@ -2,10 +2,10 @@
 
     V(token) = head(hidden state before the token)     head: a linear layer with one output
 
-The critic starts from the policy's model, adapter included, with a head of zeros. It has its own
-engine, optimizer and checkpoint. Before the policy's first update on a batch, value_credit.py
-computes advantages and returns from the critic's values. After the policy's last update on the
-batch, the critic is trained towards these returns:
+The critic starts from the policy's initial model, adapter included, with a head of zeros. It has
+its own engine, optimizer and checkpoint. Before the policy's first update on a batch,
+value_credit.py computes advantages and returns from the critic's values. After the policy's last
+update on the batch, the critic is trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
@@ -142,7 +142,8 @@ class Critic:
     ) -> tuple[list[Batch], dict[str, float]]:
         """Return the micro-batches with advantages and value targets, and metrics.
 
-        `penalties` [N], one per micro-batch or none, are subtracted from the tokens' rewards.
+        `penalties` contains the KL penalties [N] of each micro-batch, which are subtracted from the
+        rewards of the tokens. It is empty if the reward has no KL penalty.
         """
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
@@ -150,7 +151,7 @@ class Critic:
         # [R, L] True for the trained tokens of rollouts that have a reward
         counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
-        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN: the rollout has no such turn
+        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN after a rollout's last turn
         rewards = rewards_at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
@@ -213,7 +214,10 @@ class Critic:
 
 
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    """Return means, and the explained variance 1 - var(return - value) / var(return)."""
+    """Return the mean value, the mean return and the explained variance.
+
+    The explained variance is 1 - var(return - value) / var(return).
+    """
     known, returns = values[result.states], result.returns[result.states]
     if not len(known):
         return {}

@@ -27,18 +27,19 @@ _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address
 
 
 class SafeCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, which would run code in a file, but with safe loading."""
+    """DeepSpeed's checkpoint engine with safe loading. The original would run code in a file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return the state in a file. Raise ValueError if it is damaged or may contain code."""
+        """Return a file's state. Raise ValueError if the file is damaged or may contain code."""
         with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # PyTorch's message advises to allow the class, which is unsafe in unknown files.
+                # PyTorch's message advises the user to allow the class, which is unsafe if another
+                # person wrote the file.
                 raise ValueError(
-                    "it is not loaded, because it may contain code if another person or an older "
-                    "DeepSpeed wrote it: start a new run"
+                    "the file is not loaded, because it may contain code from another person or "
+                    "an older DeepSpeed: start a new run"
                 ) from error
 
 
@@ -62,16 +63,17 @@ def start_engine(
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # allow optimizers that DeepSpeed has not tested
-        "zero_force_ds_cpu_optimizer": False,  # allow any optimizer with offloaded state
+        "zero_force_ds_cpu_optimizer": False,  # if the state is offloaded, allow any optimizer
     }
     if half:
         use_float32_gradients(module)
     sent = {"communication_data_type": "fp32"} if half else {}
-    # DeepSpeed refuses data_types in stage 0, where autograd sums the gradients.
+    # Set data_types only in stages 1 to 3. In stage 0 DeepSpeed refuses this key, which is not
+    # needed there, because autograd sums the gradients.
     is_split = config.get("zero_optimization", {}).get("stage", 0) > 0
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and is_split else {}
-    # DeepSpeed may take a step to allocate the optimizer's state. With learning rate 0 this step
-    # changes no weight, not even by weight decay.
+    # `deepspeed.initialize` may take a step to allocate the optimizer's state. With learning rate 0
+    # this step changes no weight, not even by weight decay.
     set_rate(optimizer, 0.0)
     engine: Any
     engine, *_ = deepspeed.initialize(
@@ -86,11 +88,11 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # ZeRO-3 then gathers it before each pass of `module`
+        for parameter in external:  # make ZeRO-3 gather it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # Discard the optimizer's state from DeepSpeed's step without gradients. Otherwise Adam's
-        # bias correction would treat the first step with gradients as the second.
+        # `deepspeed.initialize` has taken a step without gradients. Discard the optimizer's state.
+        # Otherwise Adam's bias correction would treat the first step with gradients as the second.
         engine.optimizer.state.clear()
     elif stage == 0:
         # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.
@@ -112,11 +114,14 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 
 def take_step(engine: Any, rate: float) -> float:
-    """Take an optimizer step. Return the gradient's norm, or NaN if no weight has changed."""
+    """Take an optimizer step, and return the gradient's norm.
+
+    If the gradient is not finite, no weight changes, and the result is NaN.
+    """
     set_rate(engine.optimizer, rate)
     # In stages 1 to 3 DeepSpeed has already moved the gradients out of the parameters.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
-        # DeepSpeed would create a missing gradient in the parameter's dtype, not in grad_dtype.
+        # Create a missing gradient in grad_dtype. DeepSpeed would use the parameter's dtype.
         if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     engine.step()
@@ -137,10 +142,11 @@ def load_engine(engine: Any, folder: Path) -> None:
 
 
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-    """Return a loss that has the weight gradients of `value`, given d value / d outputs.
+    """Return the sum of gradients * outputs, whose gradient for each weight is that of `value`.
 
-    If `value` is not finite, return NaN, because DeepSpeed checks only gradients. It then skips the
-    step and empties all gradient buffers on every rank. `zero_grad` would not empty all of them.
+    `gradients` are d value / d outputs. If `value` is not finite, return NaN. DeepSpeed checks only
+    gradients, and NaN gradients make it skip the step and empty all gradient buffers on every rank.
+    `zero_grad` would not empty all of them.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))

@@ -4,7 +4,9 @@
     place=reward    subtracts p - (mean p of the group) from a rollout's advantage
                     p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
-docs/losses.md explains place=reward. If `target_kl` is set, beta is adapted after every step:
+pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each
+token from the token's reward instead (docs/losses.md). If `target_kl` is set, beta is adapted after
+every step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -31,7 +33,7 @@ class KLPenalty:
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
     place: Literal["loss", "reward"]
-    target_kl: PositiveFloat | None  # desired mean divergence per token, or None to fix beta
+    target_kl: PositiveFloat | None  # desired mean divergence per token; None: beta is constant
 
     @property
     def is_active(self) -> bool:

@@ -51,7 +51,7 @@ class Learner:
     """Policy, objective, reference and critic on one rank. All ranks call each method together."""
 
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
-        self._run, self._ranks, self._model = run, ranks, run_folder.model()
+        self._run, self._ranks, self._model = run, ranks, run_folder.initial_model()
         self._settings = run.trainer
         head_dtype = run.model.head_dtype
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
@@ -71,10 +71,10 @@ class Learner:
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
-            self.policy.load(self._model.parent)  # the checkpoint with this model
+            self.policy.load(self._model.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # If one of the models computes padded tokens, the plan of the batch must count them.
+        # The plan of a batch counts a shared prefix once, if every model computes it only once.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )

@@ -60,7 +60,7 @@ class PolicyModule(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        """The linear layer that computes the logits: the head's trained copy, if it has one."""
+        """The linear layer that computes the logits: peft's trained copy of the head, if any."""
         return cast("nn.Linear", active_module(self.output_embeddings))
 
     @property
@@ -75,7 +75,7 @@ class PolicyModule(nn.Module):
         *,
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
-        top_k: tuple[int, int] | None = None,  # (K, V): find the K likeliest of the first V tokens
+        top_k: tuple[int, int] | None = None,  # (K, V): also find the K likeliest token ids below V
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 
@@ -86,7 +86,7 @@ class PolicyModule(nn.Module):
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Do not call head(hidden) per chunk. Under ZeRO-3 the call is a collective, but the ranks
+        # Do not call `head` once per chunk. Under ZeRO-3 the call is a collective, but the ranks
         # have different numbers of chunks.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(

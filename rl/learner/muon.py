@@ -4,10 +4,11 @@
     U <- (1 - momentum) * G + momentum * B                  if Nesterov, else U = B
     W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
 
-orthogonal: Newton-Schulz iterations in bfloat16 that bring all singular values near 1. The factor
-0.2 * sqrt(max(m, n)) scales the update to the usual root mean square of an AdamW update, so that
-one learning rate suits both (arXiv:2502.16982). Jordan et al. 2024, "Muon: An optimizer for hidden
-layers in neural networks". torch.optim.Muon and torch.optim.AdamW compute the updates.
+B: running mean of the gradients. orthogonal: Newton-Schulz iterations in bfloat16 that bring all
+singular values near 1. The factor 0.2 * sqrt(max(m, n)) scales the update to the usual root mean
+square of an AdamW update, so that one learning rate suits Muon and AdamW (arXiv:2502.16982). Jordan
+et al. 2024, "Muon: An optimizer for hidden layers in neural networks". torch.optim.Muon and
+torch.optim.AdamW compute the updates.
 """
 
 from typing import Any

@@ -6,6 +6,7 @@ rl/rollouts/plan.py computes the token weights over the whole global batch. So t
 plain sum over micro-batches and ranks, with the same value and gradient for every split.
 
 B: rows, T: padded length (H with hints), N: completion tokens of the micro-batch, K: candidates.
+pi: policy in training, mu: policy that sampled.
 """
 
 from collections.abc import Callable, Mapping
@@ -111,8 +112,8 @@ def _to_tensor(values: np.ndarray) -> Tensor:
 class Objective:
     """The loss of each token: its corrected token loss, KL penalty and entropy bonus.
 
-    `correction` applies only if the batch has old logprobs. Otherwise the ratio to vLLM's logprobs
-    already corrects the difference between trainer and vLLM.
+    `correction` applies only if the batch has old logprobs. Otherwise the ratio in the token loss
+    is pi / mu, which already corrects the difference between trainer and vLLM.
     """
 
     token_loss: TokenLossFunction

@@ -21,14 +21,16 @@ Observer = Callable[[int, int, Mapping[str, Tensor]], None]
 """
 
 _NAMED = ("entropy", "correction")
-_DERIVED = ("kl_to_rollout",)  # not recorded, because log pi and log mu determine this metric
+_DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from the columns pi and mu
 
 
 def observation(
     batch: Batch,
     logprobs: Tensor,  # [N] log pi
     loss: Tensor,  # [N] loss of each token before its weight
-    grads: Sequence[Tensor],  # gradients of logprobs [N], of entropies [N], of candidates [N, K]
+    # Gradients of the objective with respect to logprobs [N], entropies [N] and, if there are
+    # candidates, their logprobs [N, K]:
+    grads: Sequence[Tensor],
     metrics: Mapping[str, Tensor],  # [N] metrics of the objective
 ) -> dict[str, Tensor]:
     """Return the numbers [N] by name. Leave out those that the run does not compute."""

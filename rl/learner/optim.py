@@ -80,7 +80,11 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer. `set_rate` reads the `lr_ratio` of its groups."""
+        """Return Muon and AdamW as one optimizer.
+
+        The parameter groups of AdamW have an `lr_ratio`: AdamW's learning rate divided by Muon's.
+        deepspeed_engine.py reads it in every step.
+        """
         import torch
 
         from rl.learner.muon import MuonAndAdamW

@@ -1,6 +1,6 @@
 """Logprobs and entropies of chosen tokens from hidden states, and their gradient, in chunks.
 
-    z       = (h W^T + b) / temperature        logits
+    z       = (h W^T + b) / temperature        logits, p = softmax(z)
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
@@ -123,7 +123,8 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    A teacher's larger vocabulary is cut to the first `vocabulary` tokens, which the policy has.
+    A teacher's vocabulary may be larger than the policy's. So return only token ids below
+    `vocabulary`, the size of the policy's.
     """
     weight = head.weight.to(dtype)
     best = [

@@ -30,15 +30,16 @@ from rl.model.folder import copy_tokenizer, holds_weights
 from rl.model.loading import write_model
 from rl.model.lora import (
     Recipe,
-    adapter_weights,
-    full_weights,
+    adapter_recipes,
+    full_recipes,
     has_adapter,
     without_adapter,
     write_adapter,
 )
 from rl.records import Ints, RankBatch
 
-# Metrics of a step in which no token trains, for example if truncation=mask masks all rows.
+# Metrics of an update that is skipped because all token weights are 0, for example if
+# truncation=mask masks all rows.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
@@ -74,7 +75,8 @@ class Policy:
             deepspeed_config,
             max_grad_norm=max_grad_norm,
             half=model.dtype == torch.bfloat16,
-            external=module.output_embeddings.parameters(),  # OutputHead bypasses their module
+            # OutputHead uses these weights without a call of their module, which ZeRO-3 must know.
+            external=module.output_embeddings.parameters(),
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
         self.vocabulary = module.head.out_features
@@ -84,21 +86,22 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # micro-batches on the device, or None
+        batches: Sequence[Batch] | None = None,  # prepared micro-batches; None: those of `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
-        observer: Observer | None = None,  # receives the numbers of each token in each update
+        observer: Observer | None = None,  # receives each token's logprob, loss and gradient
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        A non-finite gradient changes no weight, and `train/skipped` is above 0. If all token
-        weights on all ranks are 0, no step is taken, and `train/empty` is 1.
+        An update with a non-finite gradient changes no weight. `train/skipped` is the fraction of
+        such updates. If all token weights on all ranks are 0, no step is taken, and `train/empty`
+        is 1.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
         ]
         rate = self._optim.rate(batch.step, self._max_steps)
-        # Later updates cannot use the logprobs that were computed before the first update.
+        # The first update changes the weights, so later updates must compute `logprobs` again.
         later = [replace(b, scored=False) for b in batches]
         metrics = [
             self._update(
@@ -122,7 +125,8 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # Skip only on all ranks together, because other ranks would wait for a rank that skips.
+        # Skip an update only on all ranks together, because other ranks would wait for a rank that
+        # skips it alone.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -135,19 +139,21 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # Compute the gradients at the module's outputs first, which is cheap. If they are zero
-            # on all ranks, skip the expensive backward pass through the model.
+            # First compute the gradients with respect to the module's outputs, which is cheap. If
+            # they are zero on all ranks, skip the expensive backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            if reads_statistics(objective):  # there is only this micro-batch
+            # If the statistics are still missing, this is the only micro-batch, so add them here.
+            if reads_statistics(objective):
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # Do not skip a non-finite value. Its NaN gradients make DeepSpeed skip the whole step.
-            # Always run backward for the first micro-batch, because a DeepSpeed step needs one.
+            # Also run backward if `value` is not finite, because its NaN gradients make DeepSpeed
+            # skip the step. Always run backward for the first micro-batch, because DeepSpeed cannot
+            # take a step without a backward pass.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -185,7 +191,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return logprobs and `top_k` most likely tokens, without the adapter. Collective."""
+        """Return logprobs and `top_k` most likely tokens of the base model. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -212,16 +218,17 @@ class Policy:
         return outputs
 
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return all weights by Hugging Face name: tied weights once, the adapter merged in.
+        """Return all weights on the CPU by Hugging Face name, with the adapter merged into them.
 
-        Weights on a GPU are copied into the CPU tensors `places` with the same name, shape and
-        dtype. Ranks other than 0 return {}. Collective, because under ZeRO-3 ranks hold shards.
+        Tied weights are returned once. If `places` has a tensor with the name, shape and dtype of a
+        weight on a GPU, the weight is copied into it. Ranks other than 0 return {}. Collective,
+        because under ZeRO-3 each rank holds a shard of every weight.
         """
-        return self._collect(full_weights(self.engine.module.model), places)
+        return self._collect(full_recipes(self.engine.module.model), places)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
-        return self._collect(adapter_weights(self.engine.module.model))
+        return self._collect(adapter_recipes(self.engine.module.model))
 
     def _collect(
         self, recipes: Iterable[Recipe], places: Mapping[str, Tensor] | None = None
@@ -242,9 +249,10 @@ class Policy:
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
-        """Write the model in Hugging Face form with the tokenizer of `source`. Collective.
+        """Write the model in Hugging Face form, with the tokenizer files of `source`. Collective.
 
-        With an adapter, write only the adapter, unless `merged` is set or `source` has no weights.
+        `source` is the folder of the initial model. If there is an adapter, write only the adapter,
+        unless `merged` is set or `source` contains no weights.
         """
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)

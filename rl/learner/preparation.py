@@ -2,7 +2,8 @@
 
     old           log pi before the step's first update, if one batch gets several updates
     ref           logprobs of the reference, if a loss or a penalty reads them
-    advantages    those of the batch minus the KL penalty, or those from the critic's values
+    advantages    those from the critic's values if there is a critic, else those of the batch,
+                  from which kl.place=reward subtracts the KL penalty
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -36,7 +37,7 @@ class Preparation:
     compared: bool  # whether advantages and penalties are relative to the mean of the group
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
-    for_statistics: bool = False  # whether the loss reads statistics, which may need entropies
+    for_statistics: bool = False  # the loss reads statistics of the batch, which may need entropies
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         batches = [
@@ -90,15 +91,15 @@ class Preparation:
         sums = torch.stack([lost, tokens]).to(self.policy.ranks.device)
         dist.all_reduce(sums)
         lost, tokens = sums.cpu().numpy()
-        counts = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
+        counted = (tokens > 0) & ~np.isnan(batch.rewards)  # [R]
         relative = torch.tensor(
-            relative_penalties(lost, counts, batch.group_ids if self.compared else None)
+            relative_penalties(lost, counted, batch.group_ids if self.compared else None)
         )
         credited = [
             replace(b, advantages=b.advantages - relative.to(b.advantages)[b.rollout_ids])
             for b in batches
         ]
-        return credited, {"train/kl_penalty": float(lost[counts].sum() / max(counts.sum(), 1))}
+        return credited, {"train/kl_penalty": float(lost[counted].sum() / max(counted.sum(), 1))}
 
 
 def _reference_rows(batch: Batch) -> Rows:
@@ -109,19 +110,19 @@ def _reference_rows(batch: Batch) -> Rows:
 
 def relative_penalties(
     sums: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
-    counts: np.ndarray,  # [R] True for trained rollouts that have a reward
+    counted: np.ndarray,  # [R] True for trained rollouts that have a reward
     group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
     """Return the penalty of each rollout [R] minus the mean penalty of its group.
 
-    If rewards minus penalties were normalised, a group with equal rewards would amplify the noise
-    of its penalties (docs/losses.md). So the caller subtracts the result from the advantages.
+    The caller subtracts the result from the advantages, not from the rewards. Otherwise a z-score
+    would amplify small differences of the penalties in a group with equal rewards (docs/losses.md).
     """
     if group_ids is None:
-        return np.where(counts, sums, 0.0)
+        return np.where(counted, sums, 0.0)
     penalties = np.zeros_like(sums)
     for group_id in np.unique(group_ids):
-        members = counts & (group_ids == group_id)
+        members = counted & (group_ids == group_id)
         if members.any():
             penalties[members] = sums[members] - sums[members].mean()
     return penalties

@@ -35,7 +35,8 @@ class Ranks:
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
         """Connect to the other ranks, and return this rank.
 
-        Ranks of one host connect through the file `rendezvous`, because other runs may use a port.
+        Ranks of one host connect through the file `rendezvous`, because another run could take a
+        port first. If it is None, the ranks connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.
@@ -103,8 +104,9 @@ def _use_gpu(number: int) -> None:
 def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
-    If MASTER_ADDR is an IP address, rank 0 listens only there. If it is a host name, rank 0 listens
-    on all addresses, because the name may mean loopback there. Under torchrun, its agent listens.
+    If MASTER_ADDR is an IP address, rank 0 listens only at this address. If it is a host name, rank
+    0 listens on all addresses, because on its own host the name may resolve to loopback. Under
+    torchrun, torchrun's agent listens instead of rank 0.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -117,7 +119,7 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield (store, rank, world size). PyTorch's own store would listen on all addresses."""
+    """Yield (store, rank, world size). The store listens at `url`, PyTorch's at all addresses."""
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])
@@ -131,12 +133,13 @@ def compile_cpu_op() -> None:
     """Compile DeepSpeed's shared-memory op into the Python environment, unless it is there.
 
     PyTorch's lock file remains if a compiling process is killed, and would block later processes
-    forever. So take an flock, which the kernel releases, and then delete old lock files.
+    forever. So take an flock, which the kernel releases when a process dies. While this process
+    holds the flock, no other process compiles, so it can delete all lock files.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Use this environment's ninja. Another version may not read its log, so it would recompile.
+    # Use this environment's ninja. A version that cannot read its build log would recompile.
     os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)

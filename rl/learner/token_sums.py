@@ -1,13 +1,13 @@
 """Means over the tokens of a global batch, from sums per micro-batch and rank.
 
-The mismatch between vLLM and the trainer is measured on the tokens that vLLM sampled with the
+The mismatch between vLLM and the trainer is measured on the n tokens that vLLM sampled with the
 policy version in training:
 
     w = pi / mu = exp(clamp(log pi - log mu))   pi: trainer, mu: vLLM, clamp: losses/tokens.py
 
-    mismatch/sampled_mean_abs, sampled_max_abs  |log pi - log mu|
+    mismatch/sampled_mean_abs, sampled_max_abs  mean and maximum of |log pi - log mu|
     mismatch/sampled_kl                         mean of w - 1 - log w, an estimate of KL(mu || pi)
-    mismatch/sampled_chi_square                 mean of w^2, minus 1: the variance of the weights
+    mismatch/sampled_chi_square                 mean of w^2, minus 1: the variance if w has mean 1
     mismatch/sampled_effective_sample_size      (sum w)^2 / (n * sum w^2), 1 if all w are equal
 """
 
@@ -21,7 +21,8 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gather_bytes
 
-_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])  # sums and maximum of a rank
+# One rank's sums, and its largest |log pi - log mu|.
+_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])
 
 
 class TokenSums:

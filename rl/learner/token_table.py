@@ -1,9 +1,11 @@
 """Tables of the completion tokens of a global batch, with one line per rollout.
 
-A forked rollout has several rows, which may be in several micro-batches and on several ranks. The
-advantages from a critic are computed along the whole rollout, so they need its tokens in one line.
+If a prompt changes earlier turns, the rollout has several rows (rl/sampling/row_builder.py), which
+may be in several micro-batches and on several ranks. The advantages from a critic are computed
+along the whole rollout, so they need its tokens in one line.
 
-R: rollouts of the global batch, L: most completion tokens of a rollout, N: of a micro-batch.
+R: rollouts of the global batch, L: most completion tokens of a rollout, N: completion tokens of a
+micro-batch.
 """
 
 from collections.abc import Sequence
@@ -27,9 +29,10 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return each column (one [N] per micro-batch) as a float64 table [R, L]. Collective.
+        """Return each column as a float64 table [R, L]. Collective.
 
-        The tables are the same on every rank, on the CPU, and 0 at padding.
+        A column has one tensor [N] for each micro-batch of this rank. The tables are on the CPU,
+        the same on every rank, and 0 at padding.
         """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):

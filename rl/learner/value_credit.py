@@ -1,12 +1,12 @@
 """Compute the advantage of each token from the critic's values along its whole rollout.
 
-    rewards of turns, minus penalties of tokens -> rewards of steps
-    value of a step: the value of its first token, predicted from all tokens before
-    estimator (losses/gae.py) -> advantage of a step, and of all its tokens
-    return of a step = advantage + value: the target for the value of its first token
+    reward of a step       sum over its tokens of reward (`rewards_at_tokens`) minus penalty
+    value of a step        the critic's value of its first token, predicted from all tokens before
+    advantage of a step    from the estimator (losses/gae.py), the same for all tokens of the step
+    return of a step       advantage + value, the training target for the value of its first token
 
 A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
-was cut off, because its next state was not sampled and the length limit is a rule of the task.
+was cut off. The state after the cut was not sampled, and the length limit is a rule of the task.
 
 R: rollouts of the global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
 """
@@ -29,7 +29,7 @@ class ValueTargets:
     """The critic's training targets for the N completion tokens of one micro-batch."""
 
     returns: Tensor  # [N]
-    old_values: Tensor  # [N] values before the step's first update
+    old_values: Tensor  # [N] values before the first update on the batch
     weights: Tensor  # [N] loss weight of each value. The weights of the global batch sum to 1
 
 
@@ -45,7 +45,7 @@ class ValueCredit:
 def credit(
     values: Tensor,  # [R, L] value predicted before each token
     turns: Tensor,  # [R, L] index of each token's assistant turn, ascending
-    exists: Tensor,  # [R, L] True for trained tokens of rollouts that have a reward
+    trained: Tensor,  # [R, L] True for trained tokens of rollouts that have a reward
     rewards: Tensor,  # [R, L] reward of each token (`rewards_at_tokens`)
     *,
     estimator: Estimator,
@@ -53,19 +53,19 @@ def credit(
     whiten: bool,  # standardise the advantages over all tokens
 ) -> ValueCredit:
     """Return advantages and returns of all tokens, and a mask of the values that are trained."""
-    starts = exists.clone()  # [R, L]
+    starts = trained.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]
     step = (starts.cumsum(1) - 1).clamp(min=0)  # [R, L] index of each token's step
 
-    def sum_by_step(table: Tensor, counts: Tensor) -> Tensor:
-        return torch.zeros_like(table).scatter_add(1, step, table * counts)
+    def sum_by_step(table: Tensor, mask: Tensor) -> Tensor:
+        return torch.zeros_like(table).scatter_add(1, step, table * mask)
 
     step_values = sum_by_step(values, starts)
-    advantages = estimator(sum_by_step(rewards, exists), step_values)
+    advantages = estimator(sum_by_step(rewards, trained), step_values)
     returns = (advantages + step_values).gather(1, step)
-    advantages = advantages.gather(1, step) * exists
-    return ValueCredit(_whiten(advantages, exists) if whiten else advantages, returns, starts)
+    advantages = advantages.gather(1, step) * trained
+    return ValueCredit(_whiten(advantages, trained) if whiten else advantages, returns, starts)
 
 
 def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Te
     return rewards.scatter_add(1, last, turn_rewards) if exists.numel() else rewards
 
 
-def _whiten(advantages: Tensor, exists: Tensor) -> Tensor:
-    known = advantages[exists]  # [N]
+def _whiten(advantages: Tensor, trained: Tensor) -> Tensor:
+    known = advantages[trained]  # [N]
     if not len(known):
         return advantages
-    centred = (advantages - known.mean()) * exists
+    centred = (advantages - known.mean()) * trained
     std = known.std(correction=0)
     return torch.zeros_like(centred) if std <= _MIN_STD else centred / std

@@ -2,10 +2,10 @@
 
 A matrix multiplication sums in float32, but returns the dtype of its factors. So autograd would
 round each micro-batch's weight gradients to bfloat16 (an error of 0.16 %), and their sum would
-depend on the split of the batch. The layers in this file compute the same outputs, but do not round
-their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps the gradients in float32.
+depend on the split into micro-batches. The layers in this file compute the same outputs, but do not
+round their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps the sums in float32.
 
-N: tokens, I, O: inputs and outputs of a layer, V: vocabulary, H: hidden size.
+N: tokens, I, O: inputs and outputs of a layer, B: rows, T: padded length, H: hidden size.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 
 def use_float32_gradients(model: nn.Module) -> None:
-    """Make the linear layers and embeddings of `model` return gradients in float32."""
+    """Make the linear layers and embeddings of `model` compute weight gradients in float32."""
     for module in model.modules():
         # Changing only the class keeps names, parameters and hooks.
         if type(module) is nn.Linear:
@@ -26,7 +26,10 @@ def use_float32_gradients(model: nn.Module) -> None:
 
 
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return grads [N, O] transposed times inputs [N, I], at least in float32, plus `total`."""
+    """Return grads [N, O] transposed times inputs [N, I], at least in float32.
+
+    If `total` is not None, add the product to this tensor in place and return it.
+    """
     exact = torch.promote_types(inputs.dtype, torch.float32)
     how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
@@ -94,5 +97,6 @@ class _Linear(nn.Linear):
 
 class _Embedding(nn.Embedding):
     def forward(self, input: Tensor) -> Tensor:
-        padding = -1 if self.padding_idx is None else self.padding_idx  # gets no gradient
+        # The embedding with the index `padding` gets no gradient.
+        padding = -1 if self.padding_idx is None else self.padding_idx
         return _EmbeddingFunction.apply(input, self.weight, padding)

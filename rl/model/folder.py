@@ -11,7 +11,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# Names of architectures that do not predict the next token, so they cannot be the policy.
+# Suffixes of architectures that do not predict the next token, so they cannot be the policy.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -75,7 +75,8 @@ def fingerprint(folder: Path) -> str:
 def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy tokenizer, chat template and generation config of a model folder to another folder.
 
-    Do not copy a link to a file outside, which could be private, because users publish checkpoints.
+    Do not copy links to files outside the folder. Such a file could be private, and users publish
+    checkpoints.
     """
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
@@ -137,9 +138,9 @@ def check_trainable(folder: Path) -> None:
     size = vocabulary_of(folder)
     if size and (tokens := _tokens_from(folder, size)):
         raise ValueError(
-            f"{folder} has the vocab_size {size}, but its tokenizer has tokens beyond it "
-            f"({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or resize its "
-            "embeddings"
+            f"{folder} has the vocab_size {size}, but its tokenizer has tokens with ids from "
+            f"{size} on ({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or "
+            "resize its embeddings"
         )
 
 
@@ -171,7 +172,7 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 
 def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
-    """Return vocabulary, merges (saved as strings or as pairs) and added tokens."""
+    """Return a tokenizer's vocabulary, its merges as strings ("a b"), and its added tokens."""
     tokenizer = json_of(folder / "tokenizer.json")
     model = tokenizer.get("model", {})
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]

@@ -71,11 +71,11 @@ def enable_recompute(model: PreTrainedModel) -> None:
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each decoder layer once for inputs of any shape. Raise ValueError if none exists."""
+    """Compile each decoder layer for inputs of any shape. Raise ValueError if there is no layer."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
-        raise ValueError(f"trainer.compile=true finds no layers in {kind}: set it to false")
+        raise ValueError(f"trainer.compile=true finds no decoder layers in {kind}: set it to false")
     for layer in layers:
         layer.compile(backend=backend, dynamic=True)
 

@@ -2,11 +2,13 @@
 
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
-W is frozen. A is random (run's seed) and B starts at zero, so the adapter changes nothing at first.
-peft inserts its layers into the transformers model, which keeps its class. The experts of a mixture
-get no adapter. transformers fuses them into one tensor per layer, for which peft would double the
-rank of A and B, and vLLM cannot load that. torch and peft are imported inside functions, because
-the supervisor imports this module and must not import torch.
+W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
+at first. peft inserts its layers into the transformers model, which keeps its class. The experts of
+a mixture-of-experts model get no adapter, because vLLM could not load it: transformers fuses the
+experts into one tensor per layer, and peft would double the rank of A and B for that tensor.
+
+torch and peft are imported inside functions, because the supervisor imports this module and must
+not import torch.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """The options of conf/adapter/none.yaml: no adapter, so all weights are trained."""
+    """No adapter, so all weights are trained (conf/adapter/none.yaml)."""
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
         return model
@@ -55,9 +57,10 @@ class LoRA:
     rslora: bool
 
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
-        """Freeze the model, insert trainable LoRA matrices of the model's dtype, and return it.
+        """Freeze `model`, insert trainable LoRA matrices of the same dtype, and return `model`.
 
-        `seed` must be equal on all ranks. `base` is written to adapter_config.json.
+        `seed` must be equal on all ranks, so that they initialise the same matrices. `base` is the
+        name or folder of the base model, for adapter_config.json.
         """
         import torch
         from peft import LoraConfig, get_peft_model
@@ -74,7 +77,7 @@ class LoRA:
         )
         with torch.random.fork_rng():  # keep the caller's random state unchanged
             torch.manual_seed(seed)
-            # Prevent a cast to float32, because DeepSpeed keeps float32 copies for the optimizer.
+            # Do not let peft cast the matrices to float32, because DeepSpeed keeps float32 copies.
             wrapped = get_peft_model(model, config, autocast_adapter_dtype=False)
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
@@ -120,13 +123,13 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if `targets`, on a model with experts, name matrices of the experts."""
+    """Raise ValueError if `targets` name matrices of experts. Call it for models with experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):
         raise ValueError(
-            f"adapter.target_modules names {', '.join(sorted(named))}, which are experts in this "
-            "model, but vLLM cannot load an adapter of experts: set "
+            f"adapter.target_modules names {', '.join(sorted(named))}, which are matrices of the "
+            "experts in this model, but vLLM cannot load an adapter of experts: set "
             "adapter.target_modules=all-linear, which leaves the experts out, or train all weights "
             "with adapter=none"
         )
@@ -163,7 +166,10 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return a module's trained copy (modules_to_save), or the module itself if none is active."""
+    """Return the trained copy if adapter.modules_to_save lists `module`, else `module` itself.
+
+    Return the original instead of the copy while the adapter is disabled.
+    """
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -175,14 +181,14 @@ class Recipe:
     """The name of a tensor that is pushed or saved, and the function that computes it."""
 
     name: str
-    parts: list[nn.Parameter]  # arguments of `make`. ZeRO-3 gathers them first
+    parts: list[nn.Parameter]  # arguments of `make`; under ZeRO-3 the caller gathers them
     make: Callable[..., Tensor]
 
 
-def full_weights(model: nn.Module) -> Iterator[Recipe]:
-    """Yield a recipe for each weight of the model, named as in transformers, adapter included.
+def full_recipes(model: nn.Module) -> Iterator[Recipe]:
+    """Yield a recipe for each weight with the adapter merged into it, named as in transformers.
 
-    W + scale * B A is computed in float32, because most of a small update is lost in bfloat16.
+    W + scale * B A is computed in float32 and rounded once, to the dtype of W.
     """
     for name, parameter in model.named_parameters():
         owner, is_base, leaf = name.rpartition(".base_layer.")
@@ -197,7 +203,7 @@ def full_weights(model: nn.Module) -> Iterator[Recipe]:
             yield Recipe(plain, [parameter], _detach)
 
 
-def adapter_weights(model: nn.Module) -> Iterator[Recipe]:
+def adapter_recipes(model: nn.Module) -> Iterator[Recipe]:
     """Yield a recipe for each trained tensor, named as in peft's adapter files."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -222,7 +228,7 @@ def _merge_function(layer: Any) -> Callable[..., Tensor]:
 
 
 def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors in the format of peft and vLLM."""
+    """Write adapter_config.json and adapter_model.safetensors, which peft and vLLM can load."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class PretrainedModel:
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if `group`.max_seq_len exceeds the positions of the model in `local`."""
+    """Raise ValueError if the model in `local` has fewer positions than `group`.max_seq_len."""
     if (longest := positions_of(local)) and max_seq_len > longest:
         raise ValueError(
             f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
@@ -104,13 +104,13 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
         raise ValueError(
             f"cannot get {name} from the hub ({reason}): set {group}.path=<local folder>, or run "
             "once with a network, or set HF_ENDPOINT to a mirror or HF_HOME to a cache that "
-            "contains the model (HF_HUB_OFFLINE=1 sends no request)"
+            "contains the model (HF_HUB_OFFLINE=1 prevents requests to the hub)"
         ) from error
     return Path(str(snapshot))
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if a file of a model is missing, damaged, or a link to another folder."""
+    """Raise ValueError if a file of the model is missing, damaged, or a link out of the folder."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
@@ -120,7 +120,7 @@ def check_files(folder: Path) -> None:
         if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
-                "replace the link by a copy, because this file is copied into checkpoints"
+                "replace the link by a copy, because checkpoints contain no files from outside"
             )
         json_of(folder / name)
     if missing := missing_weight_file(folder):

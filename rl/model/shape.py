@@ -22,7 +22,7 @@ class Shape:
 
     vocab: int  # number of rows of the embedding matrix
     hidden: int  # width of the residual stream
-    inner: int  # width of the feed-forward layer, or of all experts that a token uses together
+    inner: int  # width of the feed-forward layer, or the sum of the widths of a token's experts
     query: int  # number of heads times head size
     key: int  # number of key-value heads times head size
     layers: int  # number of decoder layers
@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def largest(self) -> int:
-        """The number of parameters of vLLM's largest weight: embedding, or fused gate and up."""
+        """The number of elements of vLLM's largest weight: embedding, or fused gate and up_proj."""
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
@@ -48,7 +48,7 @@ class Shape:
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return {Llama's module name: (input width, output width)} of a layer, without experts."""
+        """Return {Llama's module name: (input width, output width)} of a layer, except experts."""
         attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -70,9 +70,9 @@ def bytes_of(dtype: str) -> int:
 
 
 def shape_of(folder: Path) -> Shape | None:
-    """Return the sizes of the model in a folder, or None if its config.json lacks a needed key."""
+    """Return the sizes of the model in a folder, or None if its config.json is not supported."""
     config = json_of(folder / "config.json")
-    listed = files_in_index(folder)  # other files may repeat the weights, so they are not counted
+    listed = files_in_index(folder)  # unlisted files may repeat weights, so do not count them
     counted = sum(
         math.prod(size)
         for path in weight_files(folder)
@@ -83,11 +83,14 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json. If `parameters` is None, estimate their number."""
+    """Return the sizes in a config.json, or None if a size is missing or a list.
+
+    `parameters` is the number of parameters. If it is None, estimate it from the other sizes.
+    """
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    # Do not support models with a list of one value per layer instead of a number.
+    # Models whose config.json lists one value per layer are not supported.
     if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)

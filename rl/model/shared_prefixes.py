@@ -4,16 +4,19 @@ Rows of a group share their prompt, and rows of a forked rollout share their his
 model the hidden state of a token depends only on the tokens up to it. So rows that begin with the
 same tokens have the same states there, and the model computes each distinct beginning once:
 
-1. `pack` sorts the rows by their token ids. It drops the beginning of each row that the preceding
-   row has, too. The packed tokens are the trie of the rows in depth-first order.
+1. `pack` sorts the rows by their token ids. From each row it drops the first tokens that the row
+   shares with the preceding row. The tokens that remain are the packed tokens. They are the nodes
+   of the trie of all rows, in depth-first order.
 2. Embedding, norms and linear layers compute the packed tokens, as one row.
-3. The attention copies queries, keys and values of the packed tokens to complete rows, computes
-   causal attention as usual, and takes back one copy of each packed token's output. A row that is
-   the beginning of another row needs no copy. The remaining rows are the leaves of the trie.
+3. The attention copies queries, keys and values of the packed tokens into complete rows. There it
+   computes causal attention as usual, without a [P, P] mask, and keeps one copy of each packed
+   token's output. A row that is the beginning of another row needs no complete row of its own. So
+   the complete rows are the leaves of the trie.
 
-No [P, P] mask is needed. `share_prefixes` refuses models whose result would differ.
+`share_prefixes` refuses models whose result would differ.
 
-B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves, W: longest leaf.
+B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves of a block (`_blocks`),
+W: length of the block's longest leaf, H: hidden size.
 """
 
 import logging
@@ -32,40 +35,42 @@ from rl.model.loading import FLOAT32_LONGEST
 log = logging.getLogger(__name__)
 
 _NAME = "shared_prefixes"
-_MIN_SHARED_TOKENS = 256  # with fewer, sharing saves less than attention with a mask costs
+_MIN_SHARED_TOKENS = 256  # sharing fewer tokens saves less than an attention mask costs
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
 _CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Rows with each distinct beginning stored once, as arrays of int64."""
+    """Rows packed so that each distinct beginning is stored once. The arrays have dtype int64."""
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
     # For each block (`_blocks`): the packed index [S, W] of each token of its leaves, 0 at padding,
-    # and the first column of which the block computes the attention
+    # and the first column that the block computes. Other blocks compute the columns before it.
     leaves: list[tuple[np.ndarray, int]]
-    copies: np.ndarray  # [P] place of one copy of each packed token in the outputs of all blocks
+    copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
 
 
 def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
-    """Pack the rows `token_ids` [B, T] up to the last token before a completion token.
+    """Pack the rows `token_ids` [B, T]. `mask` [B, T] is True at completion tokens.
 
-    Nothing reads the states of later tokens. A row without completion tokens keeps its first token.
+    Cut each row before its last completion token, because nothing reads the states of later tokens.
+    A row without completion tokens keeps its first token.
     """
     columns = np.arange(token_ids.shape[1])
     lengths = np.maximum((mask * columns).max(1), 1)  # [B]
-    # Padding is 0 and sorts before every token, so a beginning precedes the rows that extend it.
+    # Padding is 0 and sorts before every token, so a row precedes the rows that extend it.
     keys = np.where(columns < lengths[:, None], token_ids + 1, 0).astype(">u4")  # [B, T]
     order = np.array(sorted(range(len(keys)), key=lambda row: keys[row].tobytes()))
     keys, lengths = keys[order], lengths[order]
     differs = np.pad(keys[1:] != keys[:-1], ((1, 0), (0, 1)), constant_values=True)
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
-    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] packed index of first own token
+    starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of first unshared token
     is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
-    # The owner of a token is the row that stores it: this row, or the last earlier row that does.
+    # The owner of a token is the row that stores it: this row, or the last earlier row in which the
+    # token is not shared.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
@@ -92,9 +97,10 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
 def _blocks(
     leaves: np.ndarray, lengths: np.ndarray, shared: np.ndarray
 ) -> Iterator[tuple[np.ndarray, int, int]]:
-    """Yield (leaves, first column to compute, width). Leaves in a block have similar lengths.
+    """Yield blocks as (leaves, first column to compute, width), with leaves of similar lengths.
 
-    If consecutive leaves share at least half of their tokens, one block computes these for all.
+    If consecutive leaves share at least half of their tokens, and at least _MIN_SHARED_TOKENS, a
+    separate block computes the shared tokens once for all these leaves.
     """
     # Number of tokens that each leaf shares with the preceding leaf and with all rows in between
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
@@ -116,10 +122,11 @@ def _blocks(
 
 
 def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the hidden states [N, H] before the tokens at which `mask` is True, row by row.
+    """Return the hidden state [N, H] one position before each token where `mask` is True.
 
-    `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
-    because causal attention hides the padding from all real tokens.
+    The states are in the order of the rows. `token_ids` and `mask` are [B, T]. Rows are padded on
+    the right. They need no attention mask, because causal attention hides the padding from all real
+    tokens.
     """
     if not shares_prefixes(body):
         hidden = body(input_ids=token_ids, use_cache=False).last_hidden_state
@@ -138,12 +145,12 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
             on_device(packed.copies),
         ),
     ).last_hidden_state[0]
-    # Select in float32, because bfloat16 would round the gradient of a state that rows share.
+    # Select in float32, because bfloat16 would round the sum of the gradients of a shared state.
     return _promote(hidden).index_select(0, on_device(packed.before)).to(hidden.dtype)
 
 
 def shares_prefixes(model: Any) -> bool:
-    """Return whether `share_prefixes` was called on the model and accepted it."""
+    """Return whether `share_prefixes` was called on the model and succeeded."""
     return model.config._attn_implementation == _NAME
 
 
@@ -155,10 +162,10 @@ def share_prefixes(model: PreTrainedModel) -> None:
     if not reason:
         AttentionInterface.register(_NAME, _attend)
         try:
-            plain = _check_states(model.eval())
+            plain = _states_of_test_rows(model.eval())
             model.set_attn_implementation(_NAME)
-            gap = float((_check_states(model) - plain).abs().max() / plain.abs().max())
-        # Catch any error, because the model may still compute separate rows without an error.
+            gap = float((_states_of_test_rows(model) - plain).abs().max() / plain.abs().max())
+        # Catch any error, because the model may still work without shared prefixes.
         except Exception as error:  # noqa: BLE001
             reason = f"the check of the model's hidden states failed ({error!r})"
         else:
@@ -171,7 +178,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
 
 
 def _obstacle(model: PreTrainedModel) -> str:
-    """Return why shared computation would not be exact for this model, or "" if it may be."""
+    """Return why sharing would change this model's results, or "" if no reason is known."""
     layers = set(getattr(model.config, "layer_types", None) or ()) - _EXACT_LAYERS
     if layers:
         return f"the model has layers of the type {min(layers)}"
@@ -185,7 +192,7 @@ def _obstacle(model: PreTrainedModel) -> str:
 
 
 @torch.no_grad()
-def _check_states(model: PreTrainedModel) -> Tensor:
+def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
     """Return the hidden states of three short rows that begin with the same four tokens."""
     token_ids = torch.from_numpy(_CHECKED).to(model.device)
     mask = torch.ones_like(token_ids, dtype=torch.bool)
@@ -194,9 +201,9 @@ def _check_states(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The fields of `PackedRows` that the attention reads, on the model's device."""
+    """The two fields of `PackedRows` that the attention reads, on the model's device."""
 
-    leaves: list[tuple[Tensor, int]]  # [S, W] each
+    leaves: list[tuple[Tensor, int]]  # [S, W] and first column of each block
     copies: Tensor  # [P]
 
 
@@ -212,7 +219,7 @@ def _attend(
     layout: _Layout,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    # In float32, the gradients of a token that several rows share are added without rounding.
+    # Copy in float32, because bfloat16 would round the sum of the gradients of a shared token.
     packed = [_promote(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
     for index, first in layout.leaves:
@@ -235,7 +242,10 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the mask [1, 1, W - first, W] of queries from `first` on. None: plain causal."""
+    """Return the attention mask [1, 1, W - first, W] for the queries from column `first` on.
+
+    `window` is the sliding window. Return None if sdpa's own causal mask is enough.
+    """
     window = window or width
     if first == 0 and window >= width:
         return None

@@ -17,7 +17,7 @@ from rl.config.shipped import SHIPPED
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
-# As in Qwen3, these are not special tokens, so decoded text contains them for the parsers.
+# As in Qwen3, these are not special tokens, so decoding keeps them in the text for the parsers.
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -50,7 +50,7 @@ class TinyModel:
 
     renderer: ClassVar[str] = "qwen3"
     renderer_options: ClassVar[None] = None
-    drawn_by_trainer: ClassVar[bool] = True  # the prepared folder contains no weights
+    drawn_by_trainer: ClassVar[bool] = True  # the trainer draws random weights
 
     def prepare(self, folder: Path) -> Path:
         """Write config and tokenizer. Raise ValueError if the folder contains another model."""
@@ -58,7 +58,7 @@ class TinyModel:
         for name, content in self._files().items():
             path = folder / name
             if not path.is_file():
-                aside = path.with_name(f".{name}")  # so that a killed start leaves no partial file
+                aside = path.with_name(f".{name}")  # a killed process leaves no partial file
                 aside.write_text(content, encoding="utf-8")
                 aside.replace(path)
             elif path.read_text(encoding="utf-8") != content:
@@ -76,7 +76,7 @@ class TinyModel:
         end, pad = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
         config = {
             **self._architecture(),
-            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # the next multiple of 64: 320
+            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,  # next multiple of 64
             "hidden_size": self.hidden_size,
             "intermediate_size": 3 * self.hidden_size,
             "num_hidden_layers": self.num_layers,

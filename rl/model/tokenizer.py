@@ -3,9 +3,9 @@
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Without model.renderer_options a renderer keeps its family's default for thinking. Qwen3's is
-enable_thinking=True. The prompt then ends after the assistant's role line, as in the templates of
-the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
+Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 the
+default is enable_thinking=True. The prompt then ends after the assistant's role line, as in the
+templates of the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
 enable_thinking=False would add an empty think block to every prompt, but the tiny model and
 Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
@@ -36,7 +36,7 @@ class Tokenizer:
     def __init__(self, folder: Path) -> None:
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises only this type
+        except Exception as error:  # the library raises no narrower type
             raise ValueError(
                 f"{folder}/tokenizer.json cannot be read ({error}): download it again"
             ) from error
@@ -140,9 +140,10 @@ _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "obj
 
 
 def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
-    """Encode messages as plain text, so that <|im_end|> in a message does not end its turn.
+    """Make the renderer encode messages as plain text, so that <|im_end|> in them ends no turn.
 
-    Change nothing if the renderer inserts its own special tokens as text and would lose them.
+    Change nothing if the renderer encodes messages and its own special tokens together as one text,
+    because its special tokens would become plain text, too.
     """
 
     def render_all() -> list[list[int]] | None:
@@ -221,7 +222,7 @@ class PlainParser:
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """Return the stop tokens of generation_config.json, else the tokenizer's eos_token."""
+        """Return the ids of the stop tokens in generation_config.json, else the id of eos_token."""
         return list(self._stops)
 
     def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:

@@ -49,7 +49,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fit_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with vLLM's memory filled in. Raise ConfigError if the memory is too small."""
+    """Return the run with vLLM's memory options. Raise ConfigError if the memory is too small."""
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
         raise ConfigError([f"{problem}. {_REMEDIES}"])
@@ -70,7 +70,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
-    """Yield a message for each GPU whose memory is smaller than `share` of the estimate."""
+    """Yield a message for each GPU whose memory is smaller than `share` times the estimate."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue
@@ -85,8 +85,8 @@ def gpu_excess(
             if share * taken > limit:
                 sums = "; ".join(format_sum(name, need.device) for name, need in needs.items())
                 yield (
-                    f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, which need "
-                    f"{gib(taken)} GiB: {sums}"
+                    f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, but "
+                    f"{gib(taken)} GiB are needed: {sums}"
                 )
 
 
@@ -98,8 +98,8 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
-                f"the run needs {gib(taken)} GiB, but the machine has {gib(host.memory)} GiB: "
-                f"{format_sum(largest.name, largest.need.host)}"
+                f"the run needs {gib(taken)} GiB, but the machine has {gib(host.memory)} GiB. "
+                f"Largest process: {format_sum(largest.name, largest.need.host)}"
             )
 
 
@@ -144,7 +144,7 @@ def format_sum(name: str, need: Bytes) -> str:
 
 
 def format_terms(need: Bytes) -> list[str]:
-    """Return purpose and GiB of each amount of at least 0.05 GiB, the largest first."""
+    """Return purpose and GiB, as text, of each amount of at least 0.05 GiB, the largest first."""
     largest_first = sorted(need.items(), key=lambda item: -item[1])
     return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]
 

@@ -19,8 +19,8 @@ def _version_of(package: str) -> str | None:
         return None
 
 
-def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None:
-    """Return why GPUs and packages do not fit, else None. `several`: whether processes use NCCL."""
+def device_problem(host: Host, *, needs_vllm: bool, uses_nccl: bool) -> str | None:
+    """Return why GPUs, driver, packages or shared memory do not suit each other, else None."""
     if not host.devices:
         if needs_vllm and (found := _version_of("vllm")):
             return (
@@ -40,7 +40,7 @@ def device_problem(host: Host, *, needs_vllm: bool, several: bool) -> str | None
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
             "installed PyTorch (CUDA 13) needs: install a newer driver"
         )
-    has_folder = several and _SHARED_MEMORY.is_dir()
+    has_folder = uses_nccl and _SHARED_MEMORY.is_dir()
     if has_folder and (size := shutil.disk_usage(_SHARED_MEMORY).total) < GIB:
         return (
             f"{_SHARED_MEMORY} has {size >> 20} MiB, but NCCL and vLLM's workers need over 1 GiB "

@@ -24,7 +24,7 @@ from rl.model.shape import GIB, Shape, bytes_of
 
 Bytes = dict[str, float]  # purpose -> bytes
 
-_RUNTIME = 0.67 * GIB  # Python, torch, DeepSpeed and kernels of a rank on a CPU
+_RUNTIME = 0.67 * GIB  # host memory of a rank on a CPU: Python, torch, DeepSpeed
 _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
@@ -49,7 +49,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. `step` includes AdamW's two temporary copies of its flat parameters.
+# Measured with one rank. `step` includes AdamW's two temporary copies of DeepSpeed's flat weights.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -76,7 +76,7 @@ class Need:
 
 
 def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: bool) -> Need:
-    """Return the peak memory of one trainer rank. `first`: rank 0, which also pushes weights."""
+    """Return the peak memory of one trainer rank. Rank 0 (`first`) also pushes the weights."""
     trained = trained_parameters(run, shape)
     states = _state_bytes(run, shape.parameters, trained, ranks)
     if run.critic.get("optim"):  # the critic is a second trained model, with a head of one output
@@ -118,7 +118,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * bytes_per_number(run))
     if on_gpu:
         row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
-        # A push loads a new copy of a layer beside the one in use. vllm_proof.py makes another.
+        # A push loads a new copy of a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
         if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
             push += weights  # each worker receives all weights
@@ -158,7 +158,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], bytes_per_number(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
     return {
         "weights": parameters * bytes_per_number(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -190,14 +190,14 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     if frozen:
         layer += 14 * run.adapter.rank
     kept = shape.layers * layer
-    if run.trainer.gradient_checkpointing:  # stores all layers' inputs, and one layer in full
+    if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
     waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
     return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of one chunk's logits and their gradient, and of the head's gradient."""
+    """Return the bytes of a chunk's logits and gradient, and of the head's copy and gradient."""
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained = trained_parameters(run, shape) == shape.parameters
     in_float32 = run.model.head_dtype is not None
@@ -205,7 +205,7 @@ def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
 
 
 def _num_references(run: Run) -> int:
-    """Return the number of reference models per rank, which are assumed as large as the policy."""
+    """Return the number of reference models per rank, each assumed as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0

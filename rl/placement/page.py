@@ -1,4 +1,4 @@
-"""Format a plan and its estimated memory as a table for the terminal."""
+"""Format the placement of a run, with its estimated memory, as a table for the terminal."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -10,7 +10,10 @@ from rl.runtime.devices import Host
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return the page as text. `processes` is None if the model's sizes are unknown."""
+    """Return the table, and notes below it, as text.
+
+    `processes` is None if the model's sizes are unknown. Then the table shows no memory.
+    """
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
         entries = [("vLLM", place, None) for place in plan.inference]
@@ -24,7 +27,8 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    if processes is not None and not plan.on_gpus:  # on GPUs, the GiB column shows GPU memory only
+    # On GPUs the GiB column shows only GPU memory, which these other processes do not use.
+    if processes is not None and not plan.on_gpus:
         where = "host 0" if len(hosts) > 1 else ""
         lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
     a, b, c = (max(len(line[i]) for line in lines) for i in range(3))
@@ -51,13 +55,13 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         name = f"host {number}, the fullest" if len(hosts) > 1 else "memory"
         total = f" of {gib(host.memory)}" if host.memory else ""
         free = host.free_memory
-        now = f", of which {gib(free)} are free now" if free and taken > free else ""
+        now = f"; {gib(free)} GiB are free now" if free and taken > free else ""
         sizes = {one.device_memory for one in hosts if one.device_memory}
         least = "at least " if len(sizes) > 1 else ""
-        cards = f"; each GPU has {least}{gib(min(sizes))}" if sizes else ""
+        cards = f"; each GPU has {least}{gib(min(sizes))} GiB" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
-        if host.memory and taken > host.memory:  # `fit_memory` refuses only a larger excess
+        if host.memory and taken > host.memory:  # `fit_memory` stops a run only at a larger excess
             yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
-        yield f"unused: GPU {names} (trainer.ranks=null and inference.replicas=null use all GPUs)"
+        yield f"unused: GPU {names} (set trainer.ranks=null and inference.replicas=null to use all)"

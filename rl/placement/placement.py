@@ -1,11 +1,11 @@
-"""Assign GPUs and CPU cores to each process of a run.
+"""Assign GPUs and CPU cores to the vLLM replicas and trainer ranks of a run.
 
-    several GPUs    the first GPUs train, one rank each. vLLM's replicas use the last GPUs
+    several GPUs    ranks use the first GPUs, one each, and replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
-    no GPU          trainer and vLLM share the CPU cores: each uses all cores but one
+    no GPU          trainer and vLLM both use all CPU cores but one
 
-If trainer.ranks and inference.replicas are null, half of the GPUs train and vLLM uses the other
-half.
+With several GPUs, the trainer uses one half and vLLM the other half if trainer.ranks and
+inference.replicas are null.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +27,10 @@ class Place:
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
-    # GPUs that the process can see. A rank sees the GPUs of all ranks of its host, as NCCL prefers.
-    # `local_rank`, the rank's number on its host, selects its own GPU.
+    # GPUs that the process can see; () stands for `devices`. A rank sees the GPUs of all ranks of
+    # its host, as NCCL prefers, and uses the one at position `local_rank`.
     visible: tuple[str, ...] = ()
-    local_rank: int | None = None
+    local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that give a process its GPUs, threads and local rank."""
@@ -64,7 +64,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the place of every process. `hosts` begins with the supervisor's machine."""
+    """Return the places of vLLM and the trainer. `hosts[0]` is the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
@@ -82,7 +82,7 @@ def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Place replicas on the hosts from the last one backwards, and ranks from the first one on."""
+    """Return a plan without GPUs. Replicas use the last hosts first, and ranks the first hosts."""
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1
@@ -90,7 +90,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     rank_hosts = [rank * len(hosts) // num_ranks for rank in range(num_ranks)]
     inference = []
     for host in replica_hosts:
-        # One core stays free for the other processes, because vLLM binds each thread to a core.
+        # vLLM binds each thread to a core, so one core is left free for the other processes.
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))
@@ -99,7 +99,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _rank_places(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
-    """Return the place of one rank per device. An empty device name means the CPU of the host."""
+    """Return the places of ranks, one rank per device. The device name "" means the host's CPU."""
     places: list[Place] = []
     for host, name in devices:
         visible = tuple(other for where, other in devices if where == host and other)
@@ -163,7 +163,7 @@ def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[De
     half = len(known) - len(known) // 2
     count = run.inference.replicas or max(half // group, 1)
     groups = list(_groups_on_one_host(known, group))[-count:]
-    if not groups:  # `_replica_places` raises the error
+    if not groups:  # no host has enough GPUs for a replica: `_replica_places` raises the error
         return known, known
     sample = [device for group in groups for device in group]
     return [device for device in known if device not in sample], sample

@@ -1,4 +1,4 @@
-"""Fill in process counts and vLLM flags that are null in the YAML and depend on the devices."""
+"""Fill in process counts that are null in the YAML, and add vLLM flags that suit the devices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from rl.placement.placement import Plan
 # GPU vLLM's own defaults are suitable.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
-# request with a seed. An unsplit prompt also has the same rounding in every request.
+# request with a seed. The split may also differ between equal requests, and so may the rounding.
 _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
@@ -26,7 +26,7 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with vLLM's flags for the devices; keep flags of the user."""
+    """Return the inference config with vLLM flags for the devices. Keep the flags of the user."""
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
@@ -40,5 +40,5 @@ def with_device_flags(
 
 def _flag_name(key: object) -> str:
     name = str(key).removeprefix("--").replace("-", "_")
-    # `option.key`, `option+` and `no_option` all become `option`.
+    # `option.key`, `option+` and `no_option` count as the flag `option`.
     return name.partition(".")[0].rstrip("+").removeprefix("no_")

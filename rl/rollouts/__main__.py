@@ -68,7 +68,7 @@ def _play_demonstrations(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGrou
 
 def _renderer(run: Run, run_folder: RunFolder) -> Renderer:
     model = build(run.model)()
-    return load_renderer(run_folder.model(), model.renderer, model.renderer_options)
+    return load_renderer(run_folder.initial_model(), model.renderer, model.renderer_options)
 
 
 def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
@@ -82,7 +82,10 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the environments whose reference model sees hints. Raise ValueError without a hint."""
+    """Return the names of the environments whose reference model sees hints.
+
+    Raise ValueError if an example has no hint although the reference or the strategy needs one.
+    """
     hinted: set[str] = set()
     for pool in pools:
         # Skip empty pools, because ExampleOrder.begin reports them later.
@@ -97,7 +100,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the state in a checkpoint, or that of a new run. Raise ValueError if it is damaged."""
+    """Return the state in a checkpoint, or of a new run. Raise ValueError for a damaged state."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):
@@ -128,13 +131,14 @@ async def main(run_folder: RunFolder) -> None:
                 version=version,
                 router=replicas.router,
                 served_as=SERVED_AS[run.pushes_adapter],
-                model=run_folder.model(),
+                model=run_folder.initial_model(),
                 renderer=model.renderer,
                 renderer_options=model.renderer_options,
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Check hints before `pools` has FittingExamples, which render each prompt they read.
+            # Check hints before the pools become FittingExamples, because the check reads every
+            # example, and FittingExamples render the prompt of each example that is read.
             strategy: Strategy = build(run.strategy)()
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
@@ -145,7 +149,7 @@ async def main(run_folder: RunFolder) -> None:
                 hinted_envs=hinted,
             )
             play_group: PlayGroupAt = player.play_group_at
-            # A strategy may play more attempts at once than its group keeps.
+            # A strategy may start more attempts than it returns. Then fewer groups run at once.
             attempts_per_rollout = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:

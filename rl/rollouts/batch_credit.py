@@ -1,6 +1,6 @@
-"""Changes the credits of a batch by functions that read all of its groups.
+"""Batch credits: functions that read all groups of a batch and change the credits of rollouts.
 
-group -> credits (credit.py) -> order, buffer -> batch of groups -> batch credit -> plan
+group -> credits (credit.py) -> buffer -> batch of groups -> batch credit -> plan (plan.py)
 """
 
 import math
@@ -53,7 +53,8 @@ def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> li
     )
     if found != expected:
         raise RunFailed(
-            f"the batch credit returned {found} advantages for the rollouts of the groups instead "
-            f"of {expected}: return one Credit per rollout, with as many advantages as before"
+            "the batch credit changed the number of advantages per rollout (one list per group) "
+            f"from {expected} to {found}: return one Credit per rollout, with as many advantages "
+            "as before"
         )
     return [replace(group, credits=each) for group, each in zip(groups, credits, strict=True)]

@@ -18,14 +18,15 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns
 
-_MAX_TURN_METRICS = 8  # number of turns, from the first on, that get reward metrics
+_MAX_TURN_METRICS = 8  # only this many first turns of a rollout get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return the metrics of the batch that `step` trains. Lengths count completion tokens only.
+    """Return the metrics of the batch that step number `step` trains.
 
-    The metrics describe the new rollouts, which show how well the policy performs. Staleness also
-    includes replayed groups. `source/` metrics describe replayed groups and demonstrations.
+    Most metrics describe only the new rollouts, because these show how well the policy performs.
+    Staleness also includes replayed groups. `source/` metrics describe replayed groups and
+    demonstrations. Lengths count completion tokens only.
     """
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -1,12 +1,12 @@
 """Buffer of finished groups. `draw` returns batches that respect the staleness limit.
 
 A group that started under version v must be trained at step v + max_staleness at the latest. The
-dispatcher never starts more groups than the batches up to this step can hold. Two rules then keep
+dispatcher never starts more groups than the batches up to that step can hold. Two rules then keep
 the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
 the later batches could not hold all remaining groups in time. So the buffer discards no group and
-does not favour short rollouts. It is not enough to wait only for groups that are due now. For
-example, with max_staleness 4, five batches of groups start under version 0, and the first five
-batches must contain exactly these groups.
+does not favour short rollouts. It is not enough to wait only for groups that are due now, because
+more groups may then be due than one batch holds. For example, with max_staleness 4, five batches of
+groups start under version 0, and the first five batches must contain exactly these groups.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ class FifoBuffer:
         return len(self._groups)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. A resumed run samples the buffered groups again."""
+        """Return the state for a checkpoint. It has no groups: a resumed run samples them again."""
         return {"rejected": dict(self.rejected)}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class FifoBuffer:
         return count
 
     def add(self, group: Group) -> bool:
-        """Accept a finished group; return False if the group is useless and must be replaced."""
+        """Add a finished group; return False if it is useless. Then another group replaces it."""
         reason = self.why_useless(group)
         if reason:
             self.rejected[reason] += 1

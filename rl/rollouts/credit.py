@@ -7,13 +7,13 @@ because an advantage that divides by the standard deviation would change the siz
 
     A_i = sum over k of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
-i: rollout, k: named reward, P_i: what truncation and the length penalty subtract from the reward.
+A_i: advantage of rollout i, k: named reward, P_i: amount that truncation and the length penalty
+subtract from the reward of rollout i.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
-Two kinds of reward belong to the last turn: rewards for the whole episode, and the changes by
-truncation and shaping. An advantage function reads rewards per rollout and per turn
-(losses/groups.py). It returns one number per rollout, turn or token. A number of a rollout or turn
-applies to each of its tokens.
+The last turn also gets the rewards for the whole episode and the changes by truncation and shaping.
+An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns one
+number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
 
 The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
 different shaping can be compared.
@@ -100,7 +100,7 @@ class GroupCredit:
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
         _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
-        # Subtract penalties last, so that they also lower a reward that truncation set to 0.
+        # Subtract penalties after truncation, so that they also lower a reward that it set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
             for c, penalty in zip(credits, penalties, strict=True)
@@ -141,7 +141,7 @@ class GroupCredit:
         columns = {
             name: _select_reward(group, name)
             for name, weight in weights.items()
-            if weight  # skip weight 0, because 0 x NaN is NaN
+            if weight  # a reward with weight 0 is only a metric
         }
         advantages = [
             [tuple(weights[name] * a for a in numbers) for numbers in self._advantages_of(column)]
@@ -172,8 +172,10 @@ class GroupCredit:
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
-        An advantage function may compare messages or lengths, for example, and not rewards. This is
-        the case if advantages are not 0 although all rewards are equal, or 0 although they differ.
+        An advantage function may compare messages or lengths, for example, and not rewards. It does
+        so if the rewards are equal but some advantage is not 0, or if the rewards differ but all
+        advantages are 0. In these cases, and for advantages per token, `compared` contains the
+        smallest and the largest advantage of the rollout.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -204,7 +206,7 @@ def scored_group(
     credits: Sequence[Credit],
     weights: Mapping[str, float],
 ) -> ScoredGroup:
-    """Return the input of advantage functions and `penalties`, with the rewards of `credits`."""
+    """Return the input of advantage functions and `penalties`. It has the rewards of `credits`."""
     pairs = list(zip(rollouts, credits, strict=True))
     return ScoredGroup(
         rewards=[credit.reward for credit in credits],
@@ -220,7 +222,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # NaN and infinity count as 0, because truncation may have replaced the NaN reward of a rollout.
+    # A named reward that is missing counts as 0. So does NaN or infinity, which is possible here if
+    # a truncation function gave a reward to a rollout without one.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)
@@ -236,7 +239,7 @@ def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
 def _split_by_turn(
     rollout: Rollout, reward: float | None, weights: Mapping[str, float]
 ) -> tuple[float, ...] | None:
-    """Return the reward of each turn. The last turn also gets the rest of `reward`."""
+    """Return the rewards of the turns. The last turn also gets `reward` minus their sum."""
     if reward is None:
         return None
     # Take the larger count, because an environment may have changed `rollout.turns`.

@@ -1,4 +1,4 @@
-"""A buffer that rejects groups with nearly equal rewards, or with too low or high a mean reward."""
+"""A buffer that rejects groups whose rewards are nearly equal, or too low or high on average."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -37,8 +37,9 @@ class DifficultyBuffer(FifoBuffer):
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
         columns = compared_columns(group)
+        # With a critic, for example, nothing is compared, so equal rewards still give a gradient.
         if columns is None:
-            return ""  # no comparison, as with a critic, so equal rewards still give a gradient
+            return ""
         if max(map(_spread, columns)) < self.min_spread:
             return "zero_spread"
         least = self.min_reward_variance

@@ -81,7 +81,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return the played examples by queue. The seed gives the order of unplayed examples."""
+        """Return the played examples of each queue. `load` shuffles the others by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]
@@ -96,8 +96,9 @@ class DifficultyOrder(ExampleOrder):
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
-                f"the checkpoint was written with {state['sizes']} examples, but the environment "
-                f"has {sizes} now: resume with the data of the first start, or start a new run"
+                f"the environment's pools had {state['sizes']} examples when the checkpoint was "
+                f"written, but have {sizes} now: resume with the data of the first start, or start "
+                "a new run"
             )
         played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]
         self._queues: list[dict[str, _Queue]] = []

@@ -1,13 +1,14 @@
 """Starts groups as the policy advances and returns complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
-                       |  start group i at the next place of the order, max_concurrent rollouts
+                       |  start group i with the next example; at most max_concurrent rollouts run
                        v
                     running ---> buffer ---> take_batch(step)   (rejected groups are replaced)
 
-The inequality above is the only off-policy rule. With max_staleness 0 no group starts before vLLM
-samples with the weights that the group will train. One condition variable wakes every waiting task
-after each change.
+v: version of the weights in vLLM. new_per_step: number of groups that are sampled for a batch.
+started, rejected: numbers of groups so far. The inequality above is the only off-policy rule. With
+max_staleness 0 no group starts before vLLM samples with the weights that the group will train. One
+condition variable wakes every waiting task after each change.
 """
 
 import asyncio
@@ -40,14 +41,14 @@ class Stateful(Protocol):
 
 @dataclass
 class DispatcherState:
-    """The dispatcher's state in a checkpoint: next groups, and the state of buffer and order."""
+    """The state in a checkpoint: the groups to start next, and the states of buffer and order."""
 
     next_index: int = 0
-    pending: list[int] = field(default_factory=list)  # started groups that no batch has used
-    places: list[Place] = field(default_factory=list)  # place of each pending group in the examples
+    pending: list[int] = field(default_factory=list)  # indices of started groups without a batch
+    places: list[Place] = field(default_factory=list)  # place of each pending group's example
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
-    stateful: dict[str, Any] = field(default_factory=dict)  # results of Dispatcher.stateful
+    stateful: dict[str, Any] = field(default_factory=dict)  # states of Dispatcher.stateful
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Dispatcher:
     step: int = 0
     version: LiveVersion = field(default_factory=LiveVersion)  # set by `publish`, read by the chat
     on_rejected: Callable[[Group], None] = lambda _: None  # called with each rejected group
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # checkpoints keep their states
+    stateful: Mapping[str, Stateful] = field(default_factory=dict)  # objects whose states are saved
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -150,7 +151,7 @@ class Dispatcher:
                 )
             return drawn is not None or self._over is not None
 
-        # Draw under the lock, so that no other task changes the buffer in between.
+        # `has_batch` checks and draws under the lock, so no task changes the buffer in between.
         async with self._changed:
             await self._changed.wait_for(has_batch)
         if drawn is None:
@@ -176,7 +177,7 @@ class Dispatcher:
         return f"batch {self._next_step}: {num_ready} of {batch_size} rollouts, {running} in flight"
 
     def checkpoint(self) -> DispatcherState:
-        """Return the state from which a resumed run continues with the next examples."""
+        """Return the state from which a resumed run starts the pending groups and then new ones."""
         return DispatcherState(
             next_index=self._next_index,
             pending=sorted(self._untrained),

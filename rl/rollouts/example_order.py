@@ -1,14 +1,14 @@
-"""Base class and implementations of conf/order, which choose the example of the next group.
+"""The orders of conf/order. An order chooses the example that the next group plays.
 
     pools (weight, examples)        one pool per environment of a mixture
-      | draw a pool by weight       every order is deterministic, given the seed of the run
+      | draw a pool by weight       the seed of the run decides every random choice
       v
     place (pool, position)          sequential: pass after pass, in the order of the data
-                                    shuffled: pass after pass, each in another order
-                                    difficulty: by rewards (rl/rollouts/difficulty_order.py)
+                                    shuffled: pass after pass, each pass in another order
+                                    difficulty: by earlier rewards (rl/rollouts/difficulty_order.py)
 
-A resumed run repeats the groups that no step has trained, at the same places. The dispatcher
-stores these places, so an order stores only its statistics of observed groups.
+A resumed run repeats the groups that no step has trained, with the same examples. The dispatcher
+stores the places of these examples, so an order stores only its statistics of observed groups.
 """
 
 import random
@@ -24,7 +24,7 @@ Place = tuple[int, int]
 
 
 class ExampleOrder:
-    """Base class of all orders. Its constructor accepts only the options of conf/order."""
+    """Base class of all orders. The constructor of a subclass gets the options of conf/order."""
 
     pools: Sequence[Pool]  # the examples of each environment; set by `begin`
     seed: int  # the seed of the run; set by `begin`
@@ -39,7 +39,10 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed, once, before any other call. Raise ValueError for an empty pool."""
+        """Set pools and seed. The caller does this once, before it calls any other method.
+
+        Raise ValueError if a pool is empty.
+        """
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
@@ -54,23 +57,24 @@ class ExampleOrder:
         sizes = [len(pool.examples) for pool in self.pools]
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
-                f"{type(self).__name__}: pool {pool} has no example {position}, because pools have "
-                f"{sizes} examples: resume with the data of the first start, or start a new run"
+                f"{type(self).__name__}: pool {pool} has no example {position}, because the pools "
+                f"have {sizes} examples: resume with the data of the first start, or start a new "
+                "run"
             )
         return self.pools[pool].examples[position]
 
     def observe(self, place: Place, group: Group) -> None:
-        """Update the order after a finished group, accepted or rejected; does nothing by default.
+        """Update the order with a finished group, even if the buffer rejects the group.
 
-        After a resume the same group may be observed a second time.
+        By default do nothing. After a resume the same group may be observed a second time.
         """
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint as plain values; by default an empty dict."""
+        """Return the state for a checkpoint as JSON values; by default an empty dict."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the result of `state`; `state` is an empty dict if the checkpoint has none."""
+        """Restore a result of `state()`. The argument is {} if no earlier state exists."""
 
     def metrics(self) -> dict[str, float]:
         """Return metrics for each batch, logged as `order/<name>`; by default an empty dict."""
@@ -84,17 +88,17 @@ class SequentialOrder(ExampleOrder):
         super().begin(pools, seed)
         self._random = random.Random(seed)
         # For each group: its pool, and the number of earlier groups of this pool.
-        self._turns: list[tuple[int, int]] = []
-        self._drawn = [0] * len(pools)
+        self._draws: list[tuple[int, int]] = []
+        self._num_drawn = [0] * len(pools)
 
     def next(self, index: int) -> Place:
         """Return the place of group `index`, which depends only on the seed and the index."""
         weights = [pool.weight for pool in self.pools]
-        while len(self._turns) <= index:
+        while len(self._draws) <= index:
             (pool,) = self._random.choices(range(len(weights)), weights)
-            self._turns.append((pool, self._drawn[pool]))
-            self._drawn[pool] += 1
-        pool, count = self._turns[index]
+            self._draws.append((pool, self._num_drawn[pool]))
+            self._num_drawn[pool] += 1
+        pool, count = self._draws[index]
         number, position = divmod(count, len(self.pools[pool].examples))
         return pool, self._positions_in_pass(pool, number)[position]
 
@@ -110,7 +114,7 @@ class ShuffledOrder(SequentialOrder):
         self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
 
     def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
-        size = len(self.pools[pool].examples)  # not cached: an environment may add examples
+        size = len(self.pools[pool].examples)  # may grow, because an environment may add examples
         if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))
             random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)

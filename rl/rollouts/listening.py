@@ -41,8 +41,8 @@ async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> 
     try:
         yield
     finally:
-        # wait_closed() is not called, because since Python 3.12.1 it waits until the ranks
-        # disconnect, but the ranks wait for this process.
+        # Do not call wait_closed(). Since Python 3.12.1 it waits until the ranks disconnect, but
+        # after an error the ranks wait until this process ends.
         server.close()
 
 

@@ -4,9 +4,9 @@
 
 The last two numbers are rounded, and at least 1 if the share is above 0.
 
-The dispatcher counts only new groups, so each new group is trained at its usual step. A replayed
-group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged, so the
-staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
+The dispatcher counts only new groups, so added groups do not delay the training of new groups. A
+replayed group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged,
+so the staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
 the stored groups, so a resumed run replays the same ones.
@@ -32,8 +32,8 @@ class MixedBuffer(FifoBuffer):
     """Adds replayed groups and demonstrations to batches (conf/buffer/replay explains the options).
 
     Attributes:
-        demonstrate: returns the demonstrations of a group, given a seed and an example that selects
-            the environment. The rollouts process sets it if the batch has demonstrations.
+        demonstrate: function that returns a group of demonstrations, given a seed and an example of
+            their environment. The rollouts process sets it if demonstration_share is above 0.
     """
 
     demonstrate: Callable[[str, Example], tuple[Rollout, ...]] | None = None
@@ -98,7 +98,7 @@ class MixedBuffer(FifoBuffer):
         # Store the new groups after the choice, so that no batch contains a group twice.
         stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
         self._stored = stored[-self.capacity :] if num_replayed else []
-        # The suffix distinguishes the lines of one rollout in the files of several steps.
+        # The suffix gives a rollout another id in the files of each step that replays it.
         replayed = [replace(group, suffix=f"@{step}") for group in chosen]
         shown = [
             self._demonstration_group(step * count + i, step, new[i % len(new)].example)
@@ -107,20 +107,24 @@ class MixedBuffer(FifoBuffer):
         return [*new, *replayed, *shown]
 
     def is_useful(self, group: Group) -> bool:
-        """Return whether a group gives a gradient and is stored. Subclasses may override it."""
-        # A critic compares no rollouts, so advantages of 0 can still give a gradient.
+        """Return whether a group can give a gradient. Other groups are not stored for replay.
+
+        A subclass may override this rule.
+        """
+        # If a critic computes the advantages later, in the trainer, `compared` is (). Then zeros
+        # here do not mean that the group gives no gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # No reward, so that no baseline, critic or KL penalty in the reward uses demonstrations.
+        # The reward is None, so that no baseline, critic or KL penalty in the reward uses it.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
 
 def _storable_copy(group: Group) -> Group:
-    """Return the copy of a group that is replayed. A checkpoint can contain all its values."""
+    """Return a copy of a group for replay, with only values that a checkpoint can store."""
     rollouts = tuple(
         replace(rollout, source=Source.REPLAY, messages=to_json(rollout.messages))
         for rollout in group.rollouts

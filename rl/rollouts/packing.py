@@ -2,8 +2,8 @@
 
 Without shared prefixes, a micro-batch holds rows of similar length, so that there is little
 padding, and its tokens are counted with padding. With shared prefixes (docs/architecture.md), the
-trainer computes equal beginnings of the rows of a micro-batch once. So only distinct tokens count,
-and rows with equal beginnings stay together.
+trainer computes equal beginnings of the rows of a micro-batch once. So rows with equal beginnings
+stay together, and tokens that a row shares with the previous row count less (`_pack_by_prefix`).
 """
 
 from bisect import bisect_left
@@ -18,7 +18,10 @@ Row = TypeVar("Row", bound=TrainingRow)
 
 
 def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
-    """Return rows with an advantage, and the others. `whole_groups`: do not split any group."""
+    """Return the rows that have an advantage other than 0, and the other rows.
+
+    If `whole_groups`, one row with an advantage puts its whole group in the first list.
+    """
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     trained = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
     kinds: tuple[list[Any], list[Any]] = ([], [])
@@ -34,7 +37,7 @@ def pack(
 
     Args:
         loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
-        budget: maximum number of tokens in a micro-batch of several rows.
+        budget: maximum number of tokens in a micro-batch. A longer row gets one of its own.
     """
     if shares_prefixes:
         shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
@@ -51,7 +54,7 @@ def pack(
 def pack_groups(
     rows: Sequence[Any], loads: list[int], budget: int, *, shares_prefixes: bool
 ) -> list[list[list[Any]]]:
-    """Return micro-batches as `pack` does, each with all rows of its groups."""
+    """Return micro-batches as `pack` does, but keep all rows of a group in one micro-batch."""
     groups = defaultdict(list)
     for row in rows:
         groups[row.group_id].append(row)
@@ -60,12 +63,13 @@ def pack_groups(
         rows = [row for group in groups for row in group]
         return pack(rows, [0], budget, shares_prefixes=shares_prefixes)[0]
 
-    shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]  # per rank: bins of groups
+    # For each rank the list of its micro-batches, and each micro-batch is a list of groups:
+    shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]
     for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
         if len(pack_on_one_rank([group])) > 1:
             raise RunFailed(
-                f"the loss needs whole groups in a micro-batch, but one has {len(group)} rows that "
-                f"exceed trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
+                f"the loss needs each group in one micro-batch, but a group of {len(group)} rows "
+                f"exceeds trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
             )
         bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
         loads[lightest] += sum(row.length for row in group)
@@ -112,10 +116,10 @@ def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
 
 
 def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
-    """Cut the sorted rows into one stretch per rank; add their distinct tokens to `loads`.
+    """Return one slice of the sorted rows per rank, and add its distinct tokens to `loads`.
 
-    No other cuts give a smaller maximum load. All tokens of a stretch's first row count, because
-    its rank cannot use the beginning that another rank has computed.
+    No other cuts give a smaller maximum load. All tokens of a slice's first row count, because its
+    rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
     equal = [0, *map(_num_equal_tokens, rows, rows[1:])]
@@ -149,7 +153,7 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
 
 
 def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
-    """Return micro-batches of rows that are sorted by their token ids."""
+    """Return the micro-batches of one rank. `rows` must be sorted by their token ids."""
     bins: list[list[Row]] = []
     cost = 0.0
     for row in rows:
@@ -158,7 +162,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
         # Attention reads a complete copy of each row. If this row extends the previous row, one
         # copy serves both rows. A copied token takes a quarter of a distinct token's memory.
         copied = new if bins and equal == bins[-1][-1].length else row.length
-        # The output head computes the completion of every row, even of a row that is a duplicate.
+        # A duplicate row adds no tokens, but the output head computes its completion again.
         added = max(new + copied / 4, row.num_completion / 4)
         if bins and cost + added <= budget:
             bins[-1].append(row)
@@ -170,7 +174,10 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
 
 
 def _split_to_count(bins: list[list[Any]], count: int) -> None:
-    """Halve the largest micro-batches until `bins` has length `count`, or append empty ones."""
+    """Halve the largest micro-batches until `bins` has length `count`.
+
+    If none can be halved, append empty ones.
+    """
     while len(bins) < count:
         fullest = max(bins, key=len, default=[])
         if len(fullest) < 2:

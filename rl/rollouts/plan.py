@@ -29,7 +29,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
     """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
-    group_id: int = 0  # position of the row's group in the batch
+    group_id: int = 0  # number of the row's group and role in the batch (`compared_ids`)
     first_position: int = 0  # number of completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
     env: str = ""  # name of the environment that the rollout played
@@ -46,8 +46,9 @@ def weighted_row(
     source: int = 0,
     **place: Any,
 ) -> WeightedRow:
-    """Return a row with token advantages and weights, given one number per row or per turn.
+    """Return the row with an advantage and a weight for each token.
 
+    `advantages` and `token_weights` have one number for the whole row, or one per turn.
     `advantages` may also be an array with one number per completion token.
     `place`: the fields of WeightedRow that locate the row in the batch.
     """
@@ -61,7 +62,10 @@ def weighted_row(
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Expand one number per row, turn or completion token to all tokens [L]; the rest get 0."""
+    """Return one value per token [L], given one number per row, turn or completion token.
+
+    A number per row applies to all tokens. Otherwise all tokens outside completions get 0.
+    """
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
         values[row.completion_mask] = numbers
@@ -77,8 +81,8 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation returns one weight per rollout, or one per turn if `per_turn`. It counts the
-    tokens of all rows of the rollout or turn, and all these rows use the weight.
+    The aggregation returns one weight per rollout, or one per turn if `per_turn`. A rollout or turn
+    may have tokens in several rows. Its length counts them all, and each of them gets its weight.
     """
     everything = [
         (group, rollout, credit)
@@ -110,14 +114,15 @@ def plan_batch(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank for these groups, with the rewards of all rollouts.
 
-    `per_turn`: the aggregation weights turns. `settings`: the keyword arguments of `plan`.
+    `per_turn`: whether the aggregation returns one weight per turn, and not one per rollout.
+    `settings`: the keyword arguments of `plan`.
     """
     batches = plan(weighted_rows(groups, aggregation, per_turn=per_turn), **settings)
-    return [replace(batch, **batch_rewards(groups)) for batch in batches]
+    return [replace(batch, **rollout_fields(groups)) for batch in batches]
 
 
-def batch_rewards(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the fields of `RankBatch` that hold one number per rollout of the whole batch."""
+def rollout_fields(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the fields of `RankBatch` that have one entry per rollout of the whole batch."""
     credits = [credit for group in groups for credit in group.credits]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     most_turns = max([1, *(len(credit.turn_rewards) for credit in credits)])
@@ -173,7 +178,7 @@ def plan(
 
 def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Return the rows padded on the right; without rows, one row of masked tokens."""
-    # Two or more columns, because the first token of a row is not predicted.
+    # Without rows, return two columns, because the first token of a row is not predicted.
     shape = max(len(rows), 1), max((row.length for row in rows), default=2)
     columns = {name: np.full(shape, c.fill, c.dtype) for name, c in columns_of(MicroBatch).items()}
     for name, values in columns.items():
@@ -191,7 +196,10 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the fields of `MicroBatch` for rows whose prompts are replaced by hinted prompts."""
+    """Return the fields of `MicroBatch` that contain the rows with hinted prompts.
+
+    Return {} if no row has a hinted prompt.
+    """
     if all(row.hinted_prompt is None for row in rows):
         return {}
     pairs = []

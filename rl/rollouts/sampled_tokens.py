@@ -18,9 +18,9 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """The token recording settings of conf/record."""
+    """Records the sampled tokens of some groups of each step (conf/record)."""
 
-    num_groups: NonNegativeInt | None
+    num_groups: NonNegativeInt | None  # None: all groups, rejected groups included
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
         if self.num_groups is None:

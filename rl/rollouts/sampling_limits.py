@@ -8,8 +8,10 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-_MAX_UNSCORABLE_GROUPS = 16  # raise RolloutsFailed after this many groups without a reward
-_MAX_REJECTED_BATCHES = 8  # return NoMoreBatches after this many batches of rejected groups
+# Raise RolloutsFailed after this many groups without a score, or a batch of them if that is more:
+_MAX_UNSCORABLE_GROUPS = 16
+# Return NoMoreBatches when the consecutive rejected groups would fill this many batches:
+_MAX_REJECTED_BATCHES = 8
 
 
 class RolloutsFailed(RunFailed):

@@ -1,8 +1,12 @@
 """Serves the trainer ranks, shows progress and writes the rollouts.
 
-A rank's calls: `next_batch` (the rank's share of a step), `record_all` (record all tokens),
-`publish` (vLLM has new weights), `evaluation` (the metrics of a version), `state` (this process's
-state for a checkpoint).
+A rank may send these calls:
+
+    next_batch    returns the rank's share of the batch of a step
+    record_all    writes the tokens of all rollouts of the newest batch
+    publish       says that vLLM has new weights, so that more groups may start
+    evaluation    returns the metrics of the evaluation of a policy version
+    state         returns the state of this process for a checkpoint
 """
 
 import asyncio
@@ -48,7 +52,7 @@ class RolloutService:
         evaluator: Evaluator | None = None,
         replicas: ServingReplicas | None = None,
     ) -> None:
-        """`tally` counts retried requests; `replicas`: None for demonstrations without vLLM."""
+        """`tally` counts retried requests. `replicas` is None if the run samples without vLLM."""
         self._run, self._run_folder, self._dispatcher = run, run_folder, dispatcher
         self._status, self._evaluator, self._replicas = status, evaluator, replicas
         self._tally, self._num_retried = tally, tally.num_retried
@@ -103,13 +107,14 @@ class RolloutService:
             self._check_first_version(call.version)
             if self._replicas:
                 self._replicas.publish(call.replicas)
-            if call.version != self._dispatcher.version.number:  # not a push to a restarted vLLM
+            # The version is unchanged if rank 0 pushed the current weights to a restarted vLLM.
+            if call.version != self._dispatcher.version.number:
                 await self._dispatcher.publish(call.version)
                 if self._evaluator:
                     self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluator.finish(call.version) if self._evaluator else {}
+            return await self._evaluator.wait_for_metrics(call.version) if self._evaluator else {}
         if call.what == "record_all":
             return await self._record_all(call)
         if call.what == "state":
@@ -155,12 +160,12 @@ class RolloutService:
             shares_prefixes=call.shares_prefixes,
             whole_groups=fact(self._run.loss["_target_"], "whole_groups", False),
         )
-        await recording  # wait, so that every trained step has its file
+        await recording  # wait, so that every trained step has its token file
         record_ids = self._record.ids(groups, recorded)
         return [replace(share, record_ids=record_ids) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
-        """Return the ids of the newest batch. Rank 0's call also writes all its sampled tokens."""
+        """Return the newest batch's rollout ids. For rank 0, first write the batch's tokens."""
         everything, groups = TokenRecord(num_groups=None), self._groups
         if call.rank == 0 and self._record != everything:
             await asyncio.to_thread(everything.write, self._run_folder, call.step, groups)
@@ -200,7 +205,7 @@ class RolloutService:
     async def report(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        Raises the error of a call from a rank, because asyncio would only log the error.
+        Raise the error of a call from a rank, because asyncio would only log the error.
         """
         while True:
             self._status.set(self._dispatcher.progress())

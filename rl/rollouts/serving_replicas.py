@@ -20,7 +20,8 @@ class ServingReplicas:
         self.router = Router(self._request_restart, self._was_restarted)
         self._run_folder, self._inference = run_folder, inference
         self._only_one = len(inference.names) == 1
-        self._caches: dict[Route, tuple[float, float]] = {}  # counters at the last `metrics` call
+        # (queries, hits) of each replica's prefix cache at the last `metrics` call:
+        self._caches: dict[Route, tuple[float, float]] = {}
 
     def _request_restart(self, replica: Replica, why: str) -> None:
         # The supervisor ignores a request for an incarnation that it has already replaced.
@@ -36,7 +37,7 @@ class ServingReplicas:
         self.router.serve(r for r in started if incarnations.get(r.name) == r.incarnation)
 
     async def watch(self) -> None:
-        """Remove each replica that the supervisor restarts from the router, until cancelled."""
+        """Tell the router, until cancelled, which replicas the supervisor has restarted."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
             for route in self.router.routes:

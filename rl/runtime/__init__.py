@@ -1,1 +1,1 @@
-"""Modules that all processes of a run share: files, metrics, statuses, failures, children."""
+"""Modules that all processes share: files, metrics, statuses, failures, child processes."""

@@ -44,10 +44,14 @@ def last_lines(log: Path, count: int = 20) -> str:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Let the kernel kill this child when its parent dies. Acquire no locks before exec."""
+    """Let the kernel kill this child when its parent dies.
+
+    This function runs between fork and exec, so it must not acquire a lock.
+    """
     # A scheduler may send USR2 to every process of a job. Ignore it, because it would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    # The kernel sends KILL when the thread that forked ends, so only the main thread may fork.
+    # The kernel also sends KILL when the thread that called fork ends, so only the main thread may
+    # start children.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl call
         os._exit(1)

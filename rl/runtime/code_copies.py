@@ -49,7 +49,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
-    """Return {file name: hashes of its copies, oldest first}. Skip a copy equal to the last one."""
+    """Return {file name: hashes of its copies, oldest first}. Omit a copy equal to the previous."""
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
-# A line of `nvidia-smi -L` for a partition (MIG): its memory in GB, and its name for CUDA.
+# Matches a MIG partition in `nvidia-smi -L`. Groups: its memory in GB, and its name for CUDA.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
-_MOST_FILES = 65_536  # highest limit that we set, because kernel tables grow with it
+_MOST_FILES = 65_536  # highest limit of open files that we set, because kernel tables grow with it
 
 
 @dataclass(frozen=True, kw_only=True)

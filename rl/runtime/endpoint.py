@@ -23,7 +23,7 @@ class Endpoint:
 
     address: Address
     incarnation: int = 0  # number of restarts before this start
-    pid: int = 0  # process id of the server, or of the process that started the server
+    pid: int = 0  # process id of the server; `write` replaces 0 with the id of the calling process
 
     def write(self, run_folder: RunFolder, process: str) -> None:
         path = run_folder.endpoint_of(process)

@@ -54,7 +54,7 @@ def message_of(error: BaseException) -> str:
 
 
 def with_remedies(text: str) -> str:
-    """Return the text of an error or the end of a log, followed by the remedies that it needs."""
+    """Return an error or the end of a log, followed by remedies for the known errors in it."""
     remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
     return "\n".join([text, *remedies])
 
@@ -81,7 +81,10 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report {part, message} of the processes whose names begin with `of`."""
+    """Return the oldest report of the processes whose names begin with `of`, None without one.
+
+    The report has the keys "part" (the name of the process) and "message".
+    """
     reports: list[tuple[float, dict[str, str]]] = []
     for path in sorted(run_folder.failures.glob(f"{of}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

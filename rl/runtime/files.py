@@ -1,4 +1,4 @@
-"""Write files atomically or privately, delete them, and read and write files of JSON lines."""
+"""Write files atomically or for this user only, delete paths, and read and write JSON lines."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ _LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert lon
 
 
 class Inside:
-    """A descriptor: `Inside(name)` in a class with an attribute `path` returns path / name."""
+    """A descriptor: a class with `log = Inside("log")` has the property log = self.path / "log"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,10 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Create a folder that only this user can read. Raise PermissionError if another owns it."""
+    """Create a folder if it does not exist, and let only this user read it.
+
+    Raise PermissionError if the folder belongs to another user, or if `path` is a link.
+    """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -68,7 +71,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines. Return the record as it will be read back."""
+    """Append a record to a file of JSON lines. Return what a reader of the new line gets."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -76,13 +79,14 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
+    """Read the lines that are added to a file. A path that is not a regular file has no lines."""
+
     def __init__(self, path: Path) -> None:
-        """Read nothing yet. A path that is not a regular file counts as an empty file."""
         self._path = path
         self._offset = 0  # bytes up to the end of the last complete line that was read
 
     def read(self) -> list[bytes]:
-        """Return the complete lines added since the last call; all lines if the file has shrunk."""
+        """Return the complete lines added since the last call, or all if the file has shrunk."""
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -100,7 +104,7 @@ class LineTail:
 def to_json(value: Any, depth: int = 0) -> Any:
     """Convert a value to types that JSON allows.
 
-    A float that is not finite becomes null. An object of any other type becomes its repr.
+    A float that is not finite becomes null. An object of a type unknown to JSON becomes its repr.
     """
     if value is None or isinstance(value, bool | str):
         return value

@@ -1,4 +1,4 @@
-"""The paths of all files of a run. No other module contains these file names."""
+"""The run folder: the paths of its files, and functions that find, read and delete them."""
 
 import errno
 import re
@@ -29,15 +29,15 @@ class ResumePoint:
 class RunFolder:
     path: Path
 
-    lock = Inside("lock")  # the supervisor locks this file during the run; contains its process id
+    lock = Inside("lock")  # the supervisor locks this file and writes its process id into it
     config = Inside("config.yaml")  # the resolved configuration
-    overrides = Inside("overrides.yaml")  # the command, its overrides and the commit
+    overrides = Inside("overrides.yaml")  # the user's command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
     code = Inside("code")  # copies of the user's source files (code_copies.py)
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
-    dropped_metrics = Inside("metrics.dropped.jsonl")  # metrics of steps that a resumed run repeats
+    dropped_metrics = Inside("metrics.dropped.jsonl")  # old metrics of steps that a resume repeats
     rollouts = Inside("rollouts")  # all rollouts, one file per training step
-    dropped_rollouts = Inside("rollouts.dropped")  # rollouts of steps that a resumed run repeats
+    dropped_rollouts = Inside("rollouts.dropped")  # old rollouts of steps that a resume repeats
     tokens = Inside("tokens")  # recorded values per token (token_files.py)
     evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per policy version
     evaluated = Inside("rollouts.jsonl")  # rollouts of evaluate.py or optimize_prompt.py
@@ -45,12 +45,12 @@ class RunFolder:
     built_model = Inside("model")  # the initial model, if the run creates the model
     warm_start = Inside("warm-start")  # run folder of the warm start, deleted after the warm start
     logs = Inside("logs")  # one log file per process
-    profile = Inside("profile")  # recorded operations of the ranks, one trace and table per rank
+    profile = Inside("profile")  # the profiler's trace and table of operations, two files per rank
     statuses = Inside("status")  # the current activity of each process, one file per process
     warnings = Inside("warnings")  # the warnings of each process, one file per process
     failures = Inside("failures")  # the error that ended a process, one file per process
     endpoints = Inside("endpoints")  # the address of each server, one file per process
-    stop_request = Inside("stop")  # while this file exists, the trainer saves a checkpoint and ends
+    stop_request = Inside("stop")  # if this file exists, the run saves a checkpoint and ends
     wandb_id = Inside("wandb_id.txt")  # the id of the run at Weights & Biases
     tensorboard = Inside("tensorboard")  # the event files of TensorBoard
     _model = Inside("model.txt")
@@ -93,14 +93,14 @@ class RunFolder:
         return _with_parent(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
-        """Return the token file of a step, written by the process `rollouts` or `trainer.rank0`."""
+        """Return the file in which a process, such as trainer.rank0, records a step's tokens."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
     def profile_of(self, rank: int) -> Path:
         return self.profile / f"rank{rank}.json.gz"
 
-    def clear_processes(self) -> None:
-        """Delete the sockets, statuses, failures and endpoints that an earlier start left."""
+    def clear_process_files(self) -> None:
+        """Delete the files of an earlier start's processes, and its incomplete checkpoints."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
         for path in left:
@@ -109,22 +109,22 @@ class RunFolder:
         for path in self.checkpoints.glob(".step_*"):
             remove(path)
 
-    def clear_preparations(self, but: str | None) -> None:
-        """Delete the model and warm start of a failed start, but no folder that contains `but`."""
-        kept = Path(but).expanduser().resolve() if but else None
+    def clear_preparations(self, keep: str | None) -> None:
+        """Delete the model and warm start of a failed start, unless the folder contains `keep`."""
+        kept = Path(keep).expanduser().resolve() if keep else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):
                 remove(path)
 
-    def model(self) -> Path:
+    def initial_model(self) -> Path:
         """Return the local folder of the initial model."""
         return Path(self._model_lines()[0])
 
     @property
     def started_from(self) -> str:
-        """The run and the step of the checkpoint with the initial weights, "" if there is none."""
+        """The checkpoint that is the initial model, such as "first, step 5", or "" if none is."""
         with suppress(OSError, ValueError):
-            _, run, folder, checkpoint, _ = str(self.model()).rsplit("/", 4)
+            _, run, folder, checkpoint, _ = str(self.initial_model()).rsplit("/", 4)
             if folder == self.checkpoints.name:
                 return f"{run}, step {step_of(Path(checkpoint))}"
         return ""
@@ -148,12 +148,12 @@ class RunFolder:
 
     @staticmethod
     def state_of(checkpoint: Path) -> Path:
-        """Return a checkpoint's state file: its step and the state of the rollouts process."""
+        """Return the file with a checkpoint's step and the state of the rollouts process."""
         return checkpoint / "state.json"
 
     @staticmethod
     def export_of(checkpoint: Path) -> Path:
-        """Return a checkpoint's folder with the model in Hugging Face format."""
+        """Return the subfolder of a checkpoint with the model in Hugging Face format."""
         return checkpoint / "hf"
 
     def exports(self) -> list[Path]:
@@ -189,13 +189,13 @@ class RunFolder:
 
 @contextmanager
 def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
-    """Turn an error in the block, which reads a file, into a ValueError that names the file.
+    """Convert an error in the block, which reads `path`, into a ValueError that names `path`.
 
     Raise errors of memory, disk or imports unchanged, because the file may be intact.
     """
     try:
         yield path
-    except Exception as error:  # torch and msgspec raise error types of their own
+    except Exception as error:  # any error, because torch and msgspec raise types of their own
         text = f"{type(error).__name__}: {error}"
         # pyarrow raises OSError without errno for a damaged file. A missing file counts as damaged.
         is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
@@ -218,7 +218,7 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """Move the rollouts of steps >= `step` to rollouts.dropped; delete tokens and evaluations."""
+    """Move rollouts of steps >= `step` to rollouts.dropped. Delete their tokens and evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name

@@ -1,7 +1,8 @@
-"""Read the files of a run folder that another person may have made (docs/scaling.md).
+"""Read the files of a run folder safely, because another person may have made them.
 
 These functions refuse files that would block a reader for ever, fill its memory, or show it files
 outside the folder. A resumed run also writes, so it checks every path of its folder first.
+docs/scaling.md (run folders of other people) describes what is safe.
 """
 
 import errno
@@ -16,7 +17,7 @@ import yaml
 
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster
 _MAX_DEPTH = 100  # maximum nesting of YAML; the C loader crashes the process at about 50,000 levels
-_MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as many as its target
+_MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as a copy of its target
 
 
 def regular_file(path: Path, folder: Path) -> Path:
@@ -38,7 +39,10 @@ def load_json(content: str | bytes) -> Any:
 
 
 def load_yaml(content: bytes) -> Any:
-    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or expands too far."""
+    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large.
+
+    An alias counts as a copy of its target, because a small file of aliases could fill the memory.
+    """
     names, by_name = list[str | None](), dict[str | None, int]()
     sizes = [0]  # number of values in each collection that is being read
     for event in yaml.parse(content, Loader=YAML_LOADER):
@@ -53,7 +57,7 @@ def load_yaml(content: bytes) -> Any:
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
         if len(sizes) > _MAX_DEPTH or sizes[-1] > _MAX_NODES:
-            raise yaml.YAMLError(f"more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values")
+            raise yaml.YAMLError(f"YAML has more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values")
         if isinstance(event, yaml.AliasEvent) and event.anchor in names:
             raise yaml.YAMLError("a YAML alias refers to a value that contains this alias")
     try:
@@ -65,11 +69,12 @@ def load_yaml(content: bytes) -> Any:
 
 
 def why_unsafe_to_write(folder: Path) -> str:
-    """Return why a run must not write into `folder`, or "" if it is safe to write.
+    """Return why a run must not write into `folder`, or "" if there is no reason.
 
-    Every path in `folder` must be a regular file or a folder of the user, because a run appends to
-    files, deletes files, and waits for ever if it opens a FIFO. A link must lead into `folder`,
-    except the link `sockets` (PrivateFolder checks its target) and wandb's links to its own logs.
+    Every path in `folder` must belong to the user, because a run appends to files and deletes them.
+    It must be a file, folder or socket, because a run that opens a FIFO waits for ever. A link must
+    lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose target
+    PrivateFolder checks. Return "" for a read-only folder, because the caller reports that error.
     """
     import tempfile
 

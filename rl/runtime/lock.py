@@ -48,7 +48,8 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
     If the block raises an error of the type `delete_on`, delete the folders that this call created.
-    Raise FolderUnusable if another process holds the lock, or if the folder is unsafe to write.
+    Raise FolderUnusable if another process holds the lock, or if a run cannot or must not write
+    into the folder.
     """
     above = run_folder.path.parents
     made = [path for path in (run_folder.path, *above) if not path.exists()]
@@ -102,7 +103,7 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
                 pid = file.read(32).decode(errors="replace").strip()
                 raise FolderInUse(run_folder, pid) from None
             time.sleep(_TICK_S)
-        except OSError:  # this file system does not support locks
+        except OSError:  # the file system does not support locks: continue without one
             return
         else:
             return

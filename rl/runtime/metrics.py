@@ -86,13 +86,13 @@ def _parse_line(line: bytes) -> Row | None:
         row: Row = _ROW.decode(line)  # msgspec is 10 times faster than json
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if not all(map(str.isprintable, row)):  # control characters would change the terminal
+    if not all(map(str.isprintable, row)):  # a control character could change the terminal's state
         row = {printable(name): value for name, value in row.items()}
     return row if type(row.get("step")) is int else None
 
 
 def finite_float(value: Any) -> float | None:
-    """Return the value as a float, None if it is not a finite number."""
+    """Return the value as a float, or None if it is not a finite number."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = float(value)
         return number if math.isfinite(number) else None
@@ -122,7 +122,7 @@ def total_seconds(rows: list[Row]) -> float:
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """Return the number of recorded steps. An evaluation after the last step is not a step."""
+    """Return the number of finished steps. A last line with only an evaluation is not a step."""
     if not rows:
         return 0
     only_evaluates = all(name in ("step", "time") or name.startswith("eval/") for name in rows[-1])

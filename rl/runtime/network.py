@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 from rl.runtime.failure import RunFailed
 
-_SIOCGIFADDR = 0x8915  # Linux ioctl request: IPv4 address of an interface
+_SIOCGIFADDR = 0x8915  # number of Linux's ioctl request for an interface's IPv4 address
 
-# Environment variable: the address on which the rollouts process listens for other hosts.
+# This environment variable has the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 
@@ -45,7 +45,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The base URL for HTTP requests. The host name of a Unix socket is a placeholder."""
+        """The base URL for HTTP requests. For a Unix socket, its host name is a placeholder."""
         return "http://vllm" if self.path else f"http://{self._authority}"
 
     @property

@@ -8,22 +8,25 @@ from envs.loading import cache_folder
 from rl.runtime.files import Inside, own_folder, remove, write_private
 
 _LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
-_LONGEST_NAME = len("/tmp/") + 36  # vLLM names its own sockets tmp/<UUID>
+_LONGEST_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's tmp/<UUID>
 
 
 class InsideTarget(Inside):
-    """A descriptor like Inside that resolves links, because a socket's path must be short."""
+    """Like Inside, but the path is in the target of <run>/sockets if <run>/sockets is a link.
+
+    A socket's path must be short, and a path through the link may be too long.
+    """
 
     def __get__(self, owner: "PrivateFolder", _: type) -> Path:
         return owner.path.resolve() / self.name
 
 
 class PrivateFolder:
-    """The folder <run>/sockets, or a link from <run>/sockets to a folder with a short path."""
+    """The folder <run>/sockets, or a link to a temporary folder if sockets need a shorter path."""
 
-    key = InsideTarget("key")  # key of every TCP route; missing if all routes are Unix sockets
-    servers_key = InsideTarget("servers_key")  # key of vLLM servers that the user started
-    rendezvous = InsideTarget("rendezvous")  # file for the connection of the trainer's ranks
+    key = InsideTarget("key")  # key for the run's TCP ports; missing if it has only Unix sockets
+    external_key = InsideTarget("external_key")  # key of vLLM servers that the user started
+    rendezvous = InsideTarget("rendezvous")  # the trainer's ranks connect through this file
     vllm_socket = InsideTarget("vllm.sock")  # socket of a single vLLM server
     rollouts_socket = InsideTarget("rollouts.sock")
     temporary = InsideTarget("tmp")
@@ -53,7 +56,7 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Delete the target only if this run made it, because a copied run has the original's link.
+        # Another run may use the target, because a copied run folder contains the same link.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)
@@ -67,26 +70,26 @@ class PrivateFolder:
         return self.path.resolve() / f"{process.replace('inference', 'vllm')}.sock"
 
     def make_key(self) -> None:
-        """Create a random key, which every TCP route of this run requires."""
+        """Create a random key, which every TCP server of this run requires."""
         import secrets
 
         write_private(self.key, secrets.token_urlsafe(32))
 
     def read_key(self, *, is_external: bool = False) -> str | None:
-        """Return the key of this run or of the user's servers; None if no key is required."""
-        path = self.servers_key if is_external else self.key
+        """Return the key of this run's or of external servers, or None if they require no key."""
+        path = self.external_key if is_external else self.key
         return path.read_text() if path.exists() else None
 
-    def store_servers_key(self, key: str) -> None:
+    def store_external_key(self, key: str) -> None:
         """Store the key of the user's vLLM servers, so that every process can read the key."""
-        write_private(self.servers_key, key)
+        write_private(self.external_key, key)
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        PyTorch keeps compiled code in the user's cache, because later runs reuse the code. Its
-        default is /tmp, where another user could write code that this run then executes.
-        Precompiled headers are disabled, because building them takes 5 s in each run.
+        PyTorch's compiled code is in the user's cache instead, because later runs reuse the code.
+        PyTorch's default is /tmp, where another user could write code that this run then executes.
+        Precompiled headers are disabled, because each run would build them again, which takes 5 s.
         """
         try:
             compiled = own_folder(cache_folder() / "compiled")

@@ -13,7 +13,7 @@ import time
 
 def main() -> None:
     """Register groups until the pipe closes; then send TERM, wait two seconds, and send KILL."""
-    # Ignore a scheduler's signals to every process of a job, because the reaper must end last.
+    # Ignore the signals that a scheduler sends to all processes, because the reaper must end last.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()

@@ -76,7 +76,7 @@ class Status:
 
 
 class Stopwatch:
-    """A stopwatch for the phases of one step, which also shows the current phase on the screen."""
+    """Measure the phases of one step, and write the current phase into the status file."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -104,6 +104,6 @@ def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
 
 
 def training_is_done(run_folder: RunFolder) -> bool:
-    """Return whether rank 0 has the status "done", also after an early end with a checkpoint."""
+    """Return whether rank 0 has set the status "done", after the last step or an early end."""
     trainer = read_statuses(run_folder).get("trainer.rank0")
     return trainer is not None and trainer.phase == "done"

@@ -18,18 +18,18 @@ EXIT_UNSAVED = 130  # exit status of a run that ended without a new checkpoint, 
 
 
 class Stopped(SystemExit):
-    """The exit of a run after a signal; the exit status is 0 if everything is saved."""
+    """The exception that ends the program after a signal, with status 0 if all steps are saved."""
 
     def __init__(self, number: int | None, status: int = 0) -> None:
         super().__init__(status)
         self.number = number
 
     def __reduce__(self) -> tuple[type["Stopped"], tuple[int | None, object]]:
-        """Keep the signal number and the exit status when the exception is pickled."""
+        """Let pickle keep the signal number and the exit status."""
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Raise the signal for the previous handler, such as submitit's, which requeues the job."""
+        """Send the signal to the handler before ours, such as submitit's, which requeues a job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 
@@ -37,7 +37,8 @@ class Stopped(SystemExit):
 class StopRequest:
     """The supervisor's signal handler.
 
-    A signal interrupts the run like Ctrl-C. If `waits` is True, the first signal only sets `asked`.
+    A signal interrupts the run like Ctrl-C. If `waits` is True, the first signal only sets `asked`,
+    and the supervisor then requests a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class StopRequest:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[StopRequest]:
-    """Handle signals while the block runs. Raise Stopped if a signal ended the block at once."""
+    """Handle signals while the block runs. Raise Stopped if a signal interrupted the block."""
     stop = StopRequest()
     numbers = [
         number

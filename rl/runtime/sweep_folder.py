@@ -1,10 +1,11 @@
 """Read and write the folder of a sweep: a description of the sweep, and one record per job.
 
     <folder>/sweep.json        question, command, and the cores and GPUs that jobs use
-             jobs/00003.json   a job's overrides, run folder and result, written by its process
-             logs/00003.log    a job's output, if each job runs in a separate process
+             jobs/00003.json   overrides, run folder and result of job 3, updated by its process
+             logs/00003.log    output of job 3, if each job runs in a separate process
 
-The overrides identify a job, so a repeated command finds the job's record, whatever its number.
+A job is identified by its overrides, not by its number. A repeated command therefore finds the
+record of each job again, even if the command has the jobs in another order.
 """
 
 import json
@@ -32,11 +33,11 @@ class JobRecord:
     run_name: str | None = None  # None before the first start of the job
     folder: str | None = None  # the run folder of the job
     error: str | None = NOT_STARTED  # why the job has no result; None after success
-    result: float | None = None  # the value that the sweep maximises
+    result: float | None = None  # the job's value, which an optimiser such as Optuna maximises
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
-    grown: int = 0  # 0 for jobs of the sweep's first command, 1 for the next, ...
+    grown: int = 0  # number of the command that added the job; 0: the sweep's first command
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SweepFolder:
         _write(self.info, info)
 
     def records(self) -> dict[int, JobRecord]:
-        """Read the job records; skip broken files. Job numbers are in ascending order."""
+        """Return the record of each job number, in ascending order. Skip broken files."""
         known = {field.name for field in fields(JobRecord)}
         records = {}
         for path in sorted(self.jobs.glob("[0-9]*.json")):
@@ -74,15 +75,18 @@ class SweepFolder:
         return records
 
     def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
-        """Return the job with these overrides: its number and its record, created if missing."""
+        """Return number and record of the job with these overrides, as `claim_all` does."""
         return self.claim_all([overrides], grown)[0]
 
     def claim_all(
         self, jobs: Sequence[Sequence[str]], grown: int = 0
     ) -> list[tuple[int, JobRecord]]:
-        """Return the number and the record of each job; `jobs` are overrides, as for `claim`."""
+        """Return number and record of each job. `jobs`: the overrides of each job.
+
+        A job without a record gets a new one, with this value of `grown`.
+        """
         records = self.records()
-        # If two processes have recorded the same job, only the first record counts.
+        # If two processes have recorded the same job, the record with the lower number counts.
         numbers = {identity(job.overrides): number for number, job in reversed(records.items())}
         for overrides in jobs:
             if identity(overrides) not in numbers:
@@ -97,11 +101,11 @@ class SweepFolder:
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
         for number in count(first):
-            with suppress(FileExistsError):  # another process has just used this number
+            with suppress(FileExistsError):  # another process or a broken file has this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
                 return number
-        raise AssertionError("the loop over count() does not end")
+        raise AssertionError("unreachable, because count() has no end")
 
     def write(self, number: int, record: JobRecord) -> None:
         _write(self._path_of(number), asdict(record))
@@ -112,13 +116,13 @@ class SweepFolder:
 
 
 def sweep_of_this_process() -> SweepFolder | None:
-    """Return the folder of the sweep that started this process, None if no sweep did."""
+    """Return the folder of the sweep to which this process belongs; None outside a sweep."""
     folder = os.environ.get(SWEEP_VARIABLE)
     return SweepFolder(Path(folder)) if folder else None
 
 
 def identity(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that identify a job: all except those of START_KEYS, sorted."""
+    """Return the sorted overrides without those of START_KEYS, which do not identify a job."""
     return tuple(sorted(item for item in overrides if key_of(item) not in START_KEYS))
 
 

@@ -6,16 +6,17 @@ from contextlib import suppress
 from pathlib import Path
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
-# This pattern matches the message of every error about too little memory.
+# This pattern matches the out-of-memory errors of Python, C++, CUDA and the operating system.
 OUT_OF_MEMORY = (
     "(?i)out of memory|memory ran out|(can't|cannot|unable to) allocate|MemoryError|bad_alloc"
 )
-START_KEYS = {"run_name", "resume", "accept_changed_code"}  # may differ at each start of a run
+# These options concern one start of a run, so their values may differ at a resume.
+START_KEYS = {"run_name", "resume", "accept_changed_code"}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters except tab and newline
 
 
 def printable(text: str) -> str:
-    """Return the text without terminal escapes, control characters and lone surrogates."""
+    """Remove terminal escapes and control characters from a text. Lone surrogates become "?"."""
     plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
     return plain.encode(errors="replace").decode()
 
@@ -31,5 +32,5 @@ def key_of(override: str) -> str:
 
 
 def relative_path(path: Path) -> str:
-    """Return the path relative to the working folder if it is inside, else the path itself."""
+    """Return a path inside the working folder as a relative path, and any other path unchanged."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,4 +1,4 @@
-"""The token record: Parquet files with values per token, joined by rollout id and row.
+"""The token record: Parquet files with values per token. Lines are joined by rollout id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
@@ -25,9 +25,10 @@ from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
 
-# Values of these columns rarely repeat, so byte-stream splitting is smaller than a dictionary.
+# Values of these columns rarely repeat, so a byte-stream split encodes them smaller than a
+# dictionary does.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old name of a column -> new
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,8 @@ class Lines:
     ids: Sequence[str]  # [M]
     rows: Sequence[int]  # [M]
     lengths: Sequence[int]  # [M] number of tokens per line; the sum is N
-    columns: Mapping[str, NDArray[Any]]  # [N] per column: values of all lines, concatenated
-    updates: Sequence[int] | None = None  # [M] update that trained each line; None for rollouts
+    columns: Mapping[str, NDArray[Any]]  # name -> [N] values of all lines, concatenated
+    updates: Sequence[int] | None = None  # [M] update that trained each line; None: a rollouts file
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
@@ -58,7 +59,7 @@ def write_lines(path: Path, lines: Lines) -> bool:
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
     rest = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
-    # pyarrow's type annotations do not allow lists of column names.
+    # `Any`, because pyarrow's type annotations do not allow lists of column names.
     encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,13 +80,14 @@ def write_lines(path: Path, lines: Lines) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRow:
-    """All recorded columns of a rollout's row in one update of its batch. L: number of tokens."""
+    """All recorded columns of a rollout's row in one update of its batch. L: tokens of the row."""
 
     id: str
     row: int
-    update: int  # 0 if no trainer recorded the row
-    sampled: dict[str, NDArray[Any]]  # [L] columns of the rollouts process
-    trained: dict[str, NDArray[Any]]  # [L] columns of a trainer, NaN outside the mask; may be empty
+    update: int  # index of the update in its batch; 0 also if no trainer recorded the row
+    sampled: dict[str, NDArray[Any]]  # name -> [L] values from the rollouts process
+    # name -> [L] values from a trainer, NaN outside the mask; {} if no trainer recorded the row
+    trained: dict[str, NDArray[Any]]
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -93,10 +95,10 @@ class RecordedRow:
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, each once per update, or only those of the rollout `id`.
+    """Return the recorded rows of a step, each once per update. `id`: return only this rollout's.
 
     Raises:
-        ValueError: a file is damaged, or the files are of two runs.
+        ValueError: a file is damaged, or the files come from different runs.
     """
     with naming_damage(run_folder.tokens_of(step, "*"), "delete the files of this step"):
         return _read_rows(run_folder, step, id)
@@ -117,8 +119,8 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
                 if len(values) != mask.sum():
                     raise ValueError(
                         f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
-                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files are of "
-                        "two runs, so delete those of the step"
+                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files come "
+                        "from different runs"
                     )
                 by_token[name] = np.full(len(mask), np.nan, np.float32)
                 by_token[name][mask] = values

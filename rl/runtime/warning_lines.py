@@ -18,7 +18,7 @@ class _WarningFile(logging.Handler):
         self._lines = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a new warning of our or the user's code; skip the warnings of libraries."""
+        """Write each warning of our or the user's code once. Skip the warnings of libraries."""
         line = printable(record.getMessage()).split("\n")[0]
         if "site-packages" in record.pathname or line in self._lines or len(self._lines) >= _LIMIT:
             return
@@ -28,7 +28,7 @@ class _WarningFile(logging.Handler):
 
 def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
     """Append a warning of a process to its warning file. The supervisor shows the new lines."""
-    with suppress(OSError):  # the process that writes rollouts or metrics reports a full disk
+    with suppress(OSError):  # full disk: the process that writes rollouts or metrics reports it
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:
             file.write(f"{printable(line)}\n")
@@ -59,7 +59,7 @@ class WarningTail:
         new = []
         for path in sorted(self._run_folder.warnings.glob("*.log")):
             tail = self._tails.setdefault(path.stem, LineTail(path))
-            with suppress(OSError):  # warnings on a broken file system must not end the run
+            with suppress(OSError):  # an unreadable warning file must not end the run
                 lines = [line.decode(errors="replace") for line in tail.read()]
                 new += [f"{path.stem}: {printable(line)}" for line in lines]
         return new

@@ -13,7 +13,11 @@ from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Branch(Strategy):
-    """Play some attempts, then continue each from its most uncertain position. arXiv:2507.19849."""
+    """Play some attempts, then branch each of them at its most uncertain position.
+
+    A branch begins with the attempt's tokens before this position, and the policy samples the rest.
+    arXiv:2507.19849.
+    """
 
     begins_turns: ClassVar[bool] = True
 
@@ -43,13 +47,14 @@ class Branch(Strategy):
         return [*roots, *await asyncio.gather(*branches)]
 
     def position(self, rollout: Rollout) -> tuple[int, int] | None:
-        """Return the turn and the token of the most uncertain position; None without a candidate.
+        """Return turn and token of the most uncertain position; None if no position is allowed.
 
+        The rollout's first token is not allowed. at="turn" allows only the first tokens of turns.
         The uncertainty is the mean of -logprob of the next `window` tokens of the turn.
         """
         found = []
         for number, turn in enumerate(turns_of(rollout)):
-            first = 0 if number else 1  # a branch at the first token would be a new attempt
+            first = 0 if number else 1  # a branch at the rollout's first token is a new attempt
             last = len(turn.logprobs) - self.window if self.at == "token" else 0
             starts = np.arange(first, min(max(last, first) + 1, len(turn.logprobs)))
             if not len(starts) or (self.at == "turn" and not number):

@@ -1,4 +1,4 @@
-"""Base class of chats, which convert messages to prompts and completions to messages.
+"""Base class of chats. A chat turns messages into prompts, and completions into messages.
 
 first_prompt ---> Prompt ---> generate ---> Completion ---> message
                     ^                                          |  the environment's reply
@@ -37,7 +37,7 @@ class Prompt:
 
 @dataclass
 class Chat:
-    """Base class of chats, which sample completions. Copies of a chat share the limit `slots`."""
+    """Base class of chats, which sample completions. Copies of a chat share its `slots`."""
 
     sampler: PolicySampler
     slots: CompletionSlots = field(default_factory=CompletionSlots, kw_only=True)
@@ -46,7 +46,7 @@ class Chat:
         """Run checks that need a running server. The player calls this before every group."""
 
     def num_prompt_tokens(self, messages: list[Message], tools: ToolSpecs | None) -> int | None:  # noqa: ARG002
-        """Return the number of tokens of a first prompt; None if only the server can count."""
+        """Return the number of tokens of a first prompt; None if only the server can count them."""
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
@@ -102,15 +102,15 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy that samples with `sampler` and uses vLLM's prefix cache of `version`."""
+        """Return a copy with this sampler. Requests reuse only what vLLM cached at `version`."""
         return self.with_sampler(sampler)
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return an entry of `tool_calls` with a valid name and plain JSON arguments.
+    """Return an entry of `tool_calls`. A valid call has a name and plain JSON arguments.
 
-    An entry for an invalid call has an `error`, which the environment returns to the policy. Its
-    arguments are then `raw`, the text that the policy wrote.
+    An invalid call has an `error`, which the environment returns to the policy. The arguments of an
+    invalid call are `raw`, the text that the policy wrote.
     """
     if not isinstance(name, str) or not name:
         return invalid_call(call_id, raw, "the tool call has no name")
@@ -144,7 +144,7 @@ class ChatSettings:
     served_as: str  # model name in requests to vLLM
     model: Path  # local folder with the tokenizer
     renderer: str  # name of the chat format in the library `renderers`, or auto
-    renderer_options: Mapping[str, Any] | None = None  # of the renderer or the chat template
+    renderer_options: Mapping[str, Any] | None = None  # for the renderer or chat template
     num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 
@@ -153,14 +153,14 @@ class ChatSettings:
 class HintedPrompts:
     """Callable that renders prompts with hints for a reference model (`reference.sees_hint=true`).
 
-    The policy never sees the hint. The reference model computes the logprobs of the policy's tokens
-    after a prompt that contains the hint.
+    Only the reference model sees these prompts. It computes the logprobs of the policy's tokens
+    after them.
     """
 
     chat: Chat
     env: Environment
-    group: Sequence[Episode]  # the finished episodes, from which hints may be made
-    # Cache of the last call: ((messages, tools), tokens). A group's rollouts may share a hint.
+    group: Sequence[Episode]  # the group's finished episodes, on which hints may depend
+    # Newest result: ((messages, tools), tokens). It is cached, because rollouts may share a hint.
     _newest: tuple[object, list[int]] = (None, [])
 
     async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:

@@ -1,4 +1,4 @@
-"""Clock for sampler.rollout_timeout, which pauses while a rollout waits in a queue.
+"""Clock for sampler.rollout_timeout. The clock pauses while a rollout waits in a queue.
 
 The clock counts the time of the environment's code, its tools and the server. The clock does not
 count the time in which a rollout waits for the environment (max_concurrent), for vLLM
@@ -48,7 +48,7 @@ class Clock:
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    # Number of open `pause` blocks. Several may be open, because a rollout may have several tasks.
+    # Number of open `pause` blocks. Several tasks of a rollout may pause the clock together.
     _pauses: int = field(default=0, init=False)
 
     @asynccontextmanager

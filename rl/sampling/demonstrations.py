@@ -5,7 +5,8 @@ Each prompt is rendered as in a rollout (`render_ids(..., add_generation_prompt=
 `bridge_to_next_turn`). Only the tokens of the answers are trained, with their stop tokens.
 
 The conversation is not rendered in one call, because Qwen3's format then adds an empty think block
-to the last answer. Prompts do not contain this block, so the policy would learn to write it.
+to the last answer. The prompts of rollouts do not contain this block, so it would be trained with
+the answer, and the policy would learn to write it.
 """
 
 import logging
@@ -93,7 +94,7 @@ class ImitationSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationSampler(ImitationSampler):
-    """The sampler of conf/sampler/demonstrations.yaml, which reads `env.demonstrations`."""
+    """The sampler of conf/sampler/demonstrations.yaml. It reads `env.demonstrations`."""
 
     corruption_rate: Probability
 
@@ -149,8 +150,9 @@ def tokenize(
 def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
-    The stop token is included unless the message is `cut_off`. An empty question replaces the
-    earlier turns, because a turn's own tokens do not depend on earlier turns in any chat format.
+    The stop token is included unless the message is `cut_off`. The message is rendered after an
+    empty question instead of its earlier turns, because its tokens do not depend on earlier turns
+    in any chat format.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)

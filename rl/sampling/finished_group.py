@@ -28,10 +28,10 @@ class FinishedGroup:
     chat: Chat
     played: Sequence[tuple[Rollout, Speaker]]
     log_error: Callable[[Environment, str], None]
-    checked: set[str]  # environments and roles with checked reward names
+    checked: set[str]  # environments and roles whose reward names have been checked
 
     async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
-        """Return the group with the rewards of `env.score_group`; without rewards if it fails."""
+        """Return the group with the rewards of `score_group`, or without rewards if that fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
@@ -67,7 +67,7 @@ class FinishedGroup:
         hints, hinted = HintedPrompts(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Skip episodes in which the policy read a hint.
+                # Any other `prepare` has shown a hint to the policy: skip these episodes.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

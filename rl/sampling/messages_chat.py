@@ -47,7 +47,7 @@ class MessagesClient(ChatEndpoint):
 
 @dataclass
 class MessagesChat(Chat):
-    """A chat that sends text, not tokens. `slots` sets no limit, because the server has a queue."""
+    """A chat that sends text, not tokens. `client` limits concurrent requests, `slots` does not."""
 
     endpoint: MessagesClient
     client: HttpClient

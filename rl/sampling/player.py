@@ -4,9 +4,10 @@
 
 A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
 An environment with `holds_conversation` writes the prompts itself and calls a Speaker per turn.
-An error of an environment (an exception, a timeout or a NaN reward) affects only its rollout. After
-an exception the rollout is repeated, at most `sampler.max_retries` times. A rollout that still
-fails gets no reward, its error is counted, and the other rollouts of its group are trained.
+An error of an environment (an exception, a timeout or a NaN reward) affects only the rollout in
+which it occurs. After an exception the rollout is repeated, at most `sampler.max_retries` times. A
+rollout that still fails gets no reward, its error is counted, and the other rollouts of its group
+are trained.
 """
 
 import asyncio
@@ -37,7 +38,8 @@ from rl.sampling.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]  # result of `rewards_by_name`
+# Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
+Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
 _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
 
 
@@ -53,13 +55,14 @@ class Player:
     strategy: Strategy = field(default_factory=Independent)
     schedules: Schedules = NO_SCHEDULES
     policy_version: int = 0
-    hinted_envs: frozenset[str] = frozenset()  # environments whose reference model sees hints
+    hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # envs and roles with checked reward names
-    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # by environment name
+    # environments and roles whose reward names have been checked
+    _checked: set[str] = field(default_factory=set)
+    _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with the sampling options of `version`. Also set the options of `env`."""
+        """Return a copy with the sampling options of `version`. Set the options of `env`, too."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -75,9 +78,9 @@ class Player:
 
         An episode has one rollout, or one for each role that spoke.
 
-        In a single-turn environment one request samples the first attempts of the strategy, which
-        is about 20 % faster. If max_tokens is large, each attempt has its own request, because one
-        slow completion would make the shared request time out (`Chat.shares_request`).
+        In a single-turn environment the attempts that start together share one request, which is
+        about 20 % faster than one request each. If max_tokens is large, each sends its own, because
+        one slow completion would make the shared request time out (`Chat.shares_request`).
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
@@ -159,7 +162,7 @@ class Player:
             start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
 
     def _log_once(self, env: Environment, error: str) -> None:
-        """Log an error when it first occurs. The metrics count errors only after a whole batch."""
+        """Log an error when it first occurs, because metrics count it only after a whole batch."""
         if error and error not in self._logged and len(self._logged) < 100:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)
@@ -167,7 +170,7 @@ class Player:
     def _env_slot(self, env: Environment) -> AbstractAsyncContextManager[object]:
         if env.max_concurrent is None:
             return nullcontext()
-        # Training and evaluation share this dict, so that max_concurrent limits their sum.
+        # Training and evaluation share this dict, so that max_concurrent limits both together.
         return self._env_slots.setdefault(env.name, asyncio.Semaphore(env.max_concurrent))
 
     async def _play_once(self, start: RolloutInputs) -> _Played:
@@ -246,7 +249,7 @@ class Player:
         prompt = start.prompt or await self._first_prompt(start)
         if start.prefix and start.prefix.turns[0].prompt_ids not in ([], prompt.token_ids):
             raise ValueError(
-                "a prefix was sampled after another first prompt than that of the attempt: give "
+                "the prefix was sampled after a first prompt that differs from the attempt's: give "
                 "play_one the example and the hint with which the prefix was sampled"
             )
         while True:
@@ -269,7 +272,7 @@ class Player:
                 return StopReason.STOP
             if episode.turns >= env.max_turns:
                 return StopReason.MAX_TURNS
-            with as_environment_error(env, "reply"):  # rendering a malformed reply raises
+            with as_environment_error(env, "reply"):  # next_prompt raises if the reply is malformed
                 episode.messages += reply
                 prompt = await self.chat.next_prompt(prompt, completion, message, reply)
 

@@ -24,7 +24,7 @@ class Prefix:
 
     @staticmethod
     def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":
-        """Return `given` as a Prefix. Tokens or a text begin the first turn."""
+        """Return `given` as a Prefix. If `given` is tokens or a text, it begins the first turn."""
         if isinstance(given, Prefix):
             return replace(given, trains=trains)
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
@@ -46,7 +46,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
             logprobs = row.rollout_logprobs[where].tolist()
-            if -1 in versions:  # a prefix that is not trained has no logprobs
+            if -1 in versions:  # given tokens that were not trained have no logprobs
                 logprobs = versions = []
             prompt = row.token_ids[: where[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
@@ -63,7 +63,7 @@ def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
 async def sample_turn(
     chat: Chat, prompt: Prompt, seed: int | None, prefix: Prefix | None = None, number: int = 0
 ) -> Completion:
-    """Return the policy's turn. It begins with the tokens that `prefix` has for turn `number`."""
+    """Sample turn `number`. It begins with the tokens that `prefix` has for this turn, if any."""
     given = prefix.turn(number, prompt) if prefix else None
     if prefix is None or given is None or not given.token_ids:
         (completion,) = await chat.generate(prompt, 1, seed)
@@ -84,7 +84,7 @@ async def sample_turn(
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if number < len(prefix.turns) - 1:
-        return given  # the given turn is complete
+        return given  # only the last turn of the prefix is continued
     left = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
     if left <= 0:
         raise RequestFailed(

@@ -44,7 +44,7 @@ def completion_with_thinking(renderer: Renderer, prompt_ids: list[int]) -> list[
     conversation: Any = [QUESTION, THINKING]
     rendered = renderer.render(conversation)
     ids, owners = rendered.token_ids, rendered.message_indices
-    if ids[: len(prompt_ids)] != prompt_ids:  # the format ends prompts with think tokens
+    if ids[: len(prompt_ids)] != prompt_ids:  # the format adds think tokens to prompts only
         start = next(i for i, owner in enumerate(owners) if owner == 1)
     else:
         start = len(prompt_ids)

@@ -38,10 +38,10 @@ class FittingExamples(LazyExamples):
         else:
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
             self._problem = f"{problem}: raise it, or set sampler.max_prompt_len=null"
-        self._too_long: dict[int, int] = {}  # index -> tokens of a too long prompt, 0 for others
+        self._too_long: dict[int, int] = {}  # index -> number of tokens if too long, else 0
         self._num_long = 0
         if examples:
-            self.example_at(0)  # raises ValueError at the start if all prompts are too long
+            self.example_at(0)  # raises ValueError now, not in training, if no prompt fits
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -60,7 +60,7 @@ class FittingExamples(LazyExamples):
         )
 
     def _tokens_if_too_long(self, index: int) -> int:
-        """Return the number of tokens of a too long prompt, after a warning; 0 for others."""
+        """Return the number of tokens if the prompt is too long, else 0. May log a warning."""
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_if_too_long(example)
@@ -74,7 +74,7 @@ class FittingExamples(LazyExamples):
         return self._too_long[index]
 
     def _count_if_too_long(self, example: Example) -> int:
-        """Return the number of tokens of a too long prompt; 0 if it fits or cannot be counted."""
+        """Return the number of tokens if the prompt is too long; 0 if it fits or counting fails."""
         env = self._env.environment_of(example)
         if env.holds_conversation:  # the environment writes the prompt only during the episode
             return 0

@@ -1,12 +1,13 @@
 """Chat client that renders prompts to tokens in the rollouts process. The choices of conf/client:
 
-    renderer   the library `renderers` renders messages to tokens, vLLM gets tokens (default)
-    tokens     vLLM renders messages to tokens with its own chat template, then gets the tokens
-    messages   any OpenAI-compatible server gets text, for evaluation only (messages_chat.py)
+    renderer   the default: the library `renderers` renders messages to tokens for vLLM
+    tokens     vLLM renders messages to tokens with its own chat template (tokens_chat.py)
+    messages   any OpenAI-compatible server gets text; not for training (messages_chat.py)
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-start of a run tests for this. `client.on_rewrite` then keeps thinking, accepts the rows or refuses.
+start of a run tests for this. `client.on_rewrite` decides what follows: later prompts keep the
+thinking (extend), several rows are trained (fork), or the run does not start (refuse).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -70,7 +71,7 @@ class RendererChat(Chat):
         return tokenizer.encode(given) if isinstance(given, str) else [*given]
 
     async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
-        if len(token_ids) >= self.max_seq_len:  # vLLM samples one more token
+        if len(token_ids) >= self.max_seq_len:  # vLLM must also sample one token after them
             raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
         assert self.requests is not None, "only within group()"
         return await self.requests.score(token_ids, count, version=self.version.number)
@@ -100,7 +101,7 @@ class RendererChat(Chat):
         return message
 
     def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
-        """Return the whole text as a message with a tool call that tells the policy the error."""
+        """Return the text as a message with an invalid tool call, whose error the policy gets."""
         mistake = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
         content = replace_surrogates(decode_text(self.renderer, token_ids))
         return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
@@ -109,7 +110,7 @@ class RendererChat(Chat):
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Append completion and reply to the prompt's tokens, or render the whole conversation."""
-        # Keep the sampled tokens. The result is None if the format changes earlier turns.
+        # `bridged` begins with the tokens so far. It is None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -137,7 +138,10 @@ class RendererChat(Chat):
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return whether even a completion of maximum length ends before rollout_timeout."""
+        """Return whether even a completion of maximum length ends before rollout_timeout.
+
+        Otherwise one slow completion would make the shared request of the whole group time out.
+        """
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:
@@ -168,7 +172,7 @@ def tokens_before_stop(renderer: Renderer, completion: Completion) -> list[int]:
         history    The answer is 5.</answer>    shown to the policy in its next turn
 
     vLLM stops after the token that completes the stop text. If the stop text begins inside a token,
-    the part before the stop text is tokenized again.
+    the characters of that token before the stop text are tokenized again.
     """
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     token_ids = completion.token_ids

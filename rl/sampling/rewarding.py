@@ -14,7 +14,8 @@ def with_rewards(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Check reward names once per environment and role; `checked` holds those already checked.
+    Raise ValueError if a reward with a weight is missing. This is checked once per environment and
+    role. `checked` contains the environments and roles that have passed.
     """
     key = f"{env.name} {rollout.role}"
     if rewards and key not in checked:

@@ -21,17 +21,20 @@ class RolloutInputs:
     example: Example
     clock: Clock
     seeds: RequestSeeds
-    prepare: Callable[[Sequence[Message]], list[Message]]  # adds the system prompt, and a hint
+    prepare: Callable[[Sequence[Message]], list[Message]]  # adds system prompt and any hint
     prompt: Prompt | None = None  # first prompt; None until it is rendered
     opening: Completion | None = None  # first completion, from the request that the group shared
-    prefix: Prefix | None = None  # the turns with which the rollout begins
+    prefix: Prefix | None = None  # given tokens that begin the first turns
 
     def change_example(self, example: Example, hint: str | None) -> None:
-        """Set example and hint. `hint`: a text; "" for the example's own hint; None for no hint."""
+        """Play `example` instead, with `hint` in its prompt.
+
+        If `hint` is "", the prompt shows the example's own hint. If it is None, there is no hint.
+        """
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example
         if hint is not None:
-            # A copy, because the episode appends to the list that the environment returns.
+            # Copy the environment's list, because the episode appends to the list that it gets.
             self.prepare = lambda messages: [
                 *env.teacher_messages(self.example, env.add_system_prompt(messages))
             ]

@@ -40,7 +40,7 @@ class GrowingRow:
     def freeze(self) -> TrainingRow:
         columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if (hinted := self.hinted_prompt) is not None:
-            # Add the tokens between prompt and completion: a given prefix that is not trained.
+            # Append the given, untrained tokens between prompt and completion (prefix.py).
             first = int(columns["completion_mask"].argmax())
             hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
         return TrainingRow(**columns, hinted_prompt=hinted)
@@ -75,7 +75,7 @@ class RowBuilder:
         self._num_turns += 1
 
     async def add_hints(self, hint: Callable[..., Awaitable[list[int]]]) -> None:
-        """Set the hinted prompt of each row. `hint` returns a prompt's tokens with a hint."""
+        """Set each row's hinted prompt. `hint` adds a hint to a prompt and returns its tokens."""
         for row in self._rows:
             row.hinted_prompt = await hint(row.prompt)
 

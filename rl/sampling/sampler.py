@@ -39,7 +39,10 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the options that are not neutral. OpenAI's API rejects some of the others."""
+        """Return the temperature, and the other options that change what is sampled.
+
+        Options with a neutral value are omitted, because OpenAI's API rejects some of them.
+        """
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -60,10 +63,11 @@ class PolicySampler:
 class RequestSeeds:
     """The seeds of the requests of one rollout: one seed per turn, so that a run can be repeated.
 
-        run seed, group index, rollout, attempt, turn ---> seed (completion j: seed + j)
+        run seed, group index, rollout, attempt, turn ---> seed of the request
 
-    A seed does not depend on time or on the order of requests. `replace` returns a copy that starts
-    at the first turn. A run is repeated only if vLLM also computes equal logits (conf/sampler).
+    If a request samples several completions, completion j gets seed + j. A seed does not depend on
+    time or on the order of requests. `replace` returns a copy that starts at the first turn. A run
+    is repeated only if vLLM also computes equal logits (conf/sampler).
     """
 
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)

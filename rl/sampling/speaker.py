@@ -27,10 +27,10 @@ class Speaker:
     """Callable that samples the policy's turns in one episode and adds them to `rows`.
 
     Attributes:
-        hold_slot: returns a context manager that surrounds each request (`Clock.hold_slots`).
+        hold_slot: returns a context manager that limits concurrent requests (`Clock.hold_slots`).
         seeds: the seeds of the requests, one per turn.
         prepare: function that adds `env.system_prompt`, and a hint if the policy sees one.
-        prefix: the turns with which the attempt begins; None: the policy samples all turns.
+        prefix: given tokens with which the first turns begin; None: all tokens are sampled.
         stop_reason: why the newest turn ended; CONTEXT if the prompt fills max_seq_len.
     """
 

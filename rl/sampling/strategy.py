@@ -35,10 +35,10 @@ class PlayOne(Protocol):
         Args:
             example: the group's example, or another one of its environment.
             seed: the number of the attempt in the group, which no other attempt may have.
-            prefix: what the attempt begins with: the result of `prefix_of`, tokens, or a text.
+            prefix: the beginning of the attempt, given as a result of `prefix_of`, tokens or text.
             prefix_trains: whether the prefix is trained.
-            hint: replaces the example's info["hint"]; "" keeps it; None shows no hint. The policy
-                reads the prompt of the environment's `teacher_messages` and trains on it.
+            hint: replaces the example's info["hint"]; "" keeps it; None shows no hint. With a hint
+                the attempt is sampled and trained after the prompt of `env.teacher_messages`.
         """
         ...
 
@@ -47,11 +47,11 @@ class Strategy:
     """Base class of strategies. Its constructor's keywords are the options in YAML.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards, which `score_group` computes only afterwards.
+        reads_rewards: whether `play` reads rewards. Rewards of `score_group` are computed later.
         fixed_size: whether `play` always returns `size` rollouts, or none.
         needs_hints: whether every example needs a hint.
         begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
-        samples: whether the strategy differs from independent attempts, and so needs a policy.
+        samples: whether `play` needs attempts that the policy samples, not demonstrations.
     """
 
     reads_rewards: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class Strategy:
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
-        """Return the rollouts of a group of group_size `size`; [] makes the buffer reject it."""
+        """Return the rollouts of a group. `size`: group_size. The buffer rejects an empty group."""
         raise NotImplementedError
 
 
@@ -91,7 +91,7 @@ async def play_attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return the strategy's rollouts. Raise ValueError for a repeated seed or a wrong number."""
+    """Return a strategy's rollouts. Raise ValueError if a seed repeats or their number is wrong."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:

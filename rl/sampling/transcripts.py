@@ -1,9 +1,10 @@
 """Sampler that reads conversations from files, for supervised training on a teacher's answers.
 
-Each line of a file is a JSON object with `messages`, for example a line of a run's rollout files.
-`sampler.min_reward` selects the lines with a high `reward`:
+Each line of a file is a JSON object with `messages`, for example a line of a run's rollout files:
 
     python train.py loss=sft sampler=transcripts sampler.path="outputs/teacher/rollouts/*.jsonl"
+
+If `sampler.min_reward` is set, lines with a lower `reward` or without a reward are not used.
 """
 
 import json
@@ -41,7 +42,10 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly: of `env` if a line names it, else of all lines."""
+        """Yield random conversations endlessly.
+
+        Skip the lines that name another environment than `env`, unless every line does.
+        """
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
@@ -52,11 +56,12 @@ class TranscriptSampler(ImitationSampler):
 
 @cache
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return (environment or "", messages) of each line, in the order of the files' names.
+    """Return (environment or "", messages) of each usable line, in the order of the files' names.
 
-    If the last turn was cut off, its message gets `cut_off`, so that no stop token is trained. A
-    conversation that was cut off inside thinking or a tool call is left out, because no chat format
-    can render it.
+    A usable line ends with an assistant message and has a reward of at least `min_reward` (None:
+    any). If the last turn was cut off, its message gets `cut_off`, so that no stop token is
+    trained. A conversation that was cut off inside thinking or a tool call is left out, because no
+    chat format can render it.
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):

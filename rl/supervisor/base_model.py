@@ -20,14 +20,15 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     """
     is_resumed = bool(run_folder.complete_checkpoints())
     with as_config_error():
-        before = run_folder.model() if is_resumed else None
+        before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"{run_folder} started from {before}, but {model} is another model, which does "
-                "not fit the run's checkpoints: restore the old model, or set a new run_name"
+                f"the weights, config or tokenizer in {model} are not those with which "
+                f"{run_folder} started, and do not fit its checkpoints: restore {before}, or set a "
+                "new run_name"
             ]
         )
     return model

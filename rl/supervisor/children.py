@@ -1,7 +1,8 @@
 """Start the child processes of one run and watch them until the trainer has finished.
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
-torch. Each rank has its own log. Ranks of one host connect through a file, without a port.
+torch. Each rank has its own log. Ranks of one host connect through a file, because another program
+could take a port first.
 """
 
 import os
@@ -29,9 +30,9 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_HOST_TIMEOUT_S = 5.0  # how long to wait, after a rank has failed, for news of a lost host
+_HOST_TIMEOUT_S = 5.0  # after a rank has failed, wait this long for a report of a lost host
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
-_KERNELS_KEPT = "64"  # size of oneDNN's kernel caches, enough for the kernels of a micro-batch
+_KERNELS_KEPT = "64"  # maximum number of oneDNN kernels in a cache, enough for a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"
 
 
@@ -46,7 +47,7 @@ class Children:
         self._begun = False
 
     def start(self, complete: Callable[[], None] = lambda: None) -> None:
-        """Start vLLM, call `complete` to complete config.yaml, and start the other processes."""
+        """Start vLLM. Call `complete`, which completes config.yaml. Start the other processes."""
         folder = str(self._run_folder.path)
         if self._replicas:
             self._replicas.start()
@@ -55,7 +56,7 @@ class Children:
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        # Hide the GPUs, because rewards may import libraries that fill a GPU's memory, such as JAX.
+        # Hide the GPUs, because a reward function may import JAX, which would fill a GPU's memory.
         env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
         self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
@@ -70,7 +71,7 @@ class Children:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                folder.private.store_servers_key(key)
+                folder.private.store_external_key(key)
         else:
             replicas = self._own_replicas()
         return Replicas(
@@ -81,14 +82,14 @@ class Children:
             wait_timeout=run.trainer.wait_timeout,
             num_steps=lambda: steps_done(read_metrics(folder)),
             why_unusable=lambda replica: (
-                why_unusable(replica, folder.model(), run.max_seq_len)
+                why_unusable(replica, folder.initial_model(), run.max_seq_len)
                 if run.inference.is_external
                 else None
             ),
         )
 
     def _own_replicas(self) -> list[Replica]:
-        """Return the replicas that this run will start, with addresses and, for TCP, a new key."""
+        """Return the replicas that this run will start, with addresses and, for TCP, a key."""
         inference, cluster = self._run.inference, self._run.cluster
         private, names = self._run_folder.private, inference.names
         if inference.listen == "unix" and not cluster.spans_hosts:
@@ -121,7 +122,8 @@ class Children:
     def watch(self, tick: Callable[[], None], stop: StopRequest) -> None:
         """Block until all ranks have finished. Raise RunFailed if a process ends too early.
 
-        A stop request ends the run after the current step, or at once before the first batch.
+        A stop request ends the run after the current step. Before the first batch it ends the run
+        at once.
         """
         trainers = self._trainers()
         while True:
@@ -140,7 +142,7 @@ class Children:
                 if gone is not None:
                     if begun:
                         if self._stop_and_save(tick) and asked:
-                            return  # no error, because a scheduler's signal also ended vLLM
+                            return  # no error, because the signal to stop also ended vLLM
                         self._raise_if_reported("trainer")  # raises if the ranks failed to save
                     self._raise_failure_with_log(*gone)
             # A rank may end with status 0 before the other ranks. Every other end is an error.
@@ -194,9 +196,9 @@ class Children:
         self._raise_failure_with_log(name, describe_exit(status))
 
     def _raise_if_host_lost(self, seconds: float) -> None:
-        """Raise HostLost if the host of an ended rank is lost, or is found lost within `seconds`.
+        """Raise HostLost if the host of an ended rank is reported as lost within `seconds`.
 
-        HostLost explains the end better than the error of a rank that could not reach that host.
+        HostLost explains the failure better than the error of a rank that could not reach the host.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -208,7 +210,7 @@ class Children:
 
     def _raise_failure_with_log(self, name: str, what: str) -> NoReturn:
         log = self._run_folder.log_of(name)
-        # A full disk explains the end: the process could write neither an error report nor a log.
+        # Name a full disk as the cause, because the process could write no error report and no log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
             what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
         if not log.exists():  # the log of an external server is on its own machine
@@ -222,19 +224,20 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
     """Return the environment variables that suit the device of a rank.
 
     DS_ACCELERATOR names the planned device, because DeepSpeed does not detect CPUs, and because a
-    rank that cannot use its GPU must not train on the CPU. On a GPU every micro-batch has another
-    shape, so the allocator must be able to extend its segments. If vLLM uses the same GPU
-    (`shared`), the rank loads the model after vLLM has started.
+    rank that cannot use its GPU must not train on the CPU. On a GPU PyTorch's allocator may
+    extend its memory segments, because every micro-batch has another shape. If vLLM uses the same
+    GPU (`shared`), the rank loads the model after vLLM has started.
 
     On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
-    core, a step takes up to ten times longer. The other variables limit oneDNN's caches, which hold
-    one kernel per matrix shape. Shapes vary with the number of completion tokens, so a large cache
-    would use over a GiB without benefit.
+    core, a step takes up to ten times longer. The other variables limit two caches, which hold
+    one oneDNN kernel per matrix shape. Shapes vary with the number of completion tokens, so a large
+    cache would use over a GiB without benefit.
     """
     if place.devices:
         segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         waits = {WAIT_VARIABLE: "1"} if shared else {}
         return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
-    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's and PyTorch's
+    # oneDNN has a cache of its own, and PyTorch has another one for the same kernels.
+    caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

@@ -44,8 +44,8 @@ class WatchedReplica:
     status: Status
     child: Process | None = None
     ready: bool = False
-    started: float = 0.0  # monotonic seconds of the latest start
-    answered_at: float = 0.0  # monotonic seconds of the latest answer
+    started: float = 0.0  # `time.monotonic()` at the latest start
+    answered_at: float = 0.0  # `time.monotonic()` at the latest answer
     death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
 
     def died_often(self, times: int) -> bool:
@@ -65,12 +65,12 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Start no server yet. `why_unusable` returns None for a server that works."""
+        """Start no server; `start` does that. `why_unusable` returns None for a usable server."""
         self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
         self._why_unusable = why_unusable
-        self._pool = ThreadPoolExecutor(len(replicas))  # one pool for all checks
+        self._pool = ThreadPoolExecutor(len(replicas))  # one thread per server
 
     def start(self) -> None:
         """Start all servers without waiting until they answer."""
@@ -112,7 +112,7 @@ class Replicas:
         return None
 
     def _has_crashed(self, one: WatchedReplica) -> bool:
-        """Return whether a server of this run has served and does not answer any more."""
+        """Return whether this run started the server, and it has served but no longer answers."""
         if one.child is None or not one.ready:
             return False
         return one.child.returncode is not None or not is_healthy(one.replica)
@@ -139,7 +139,7 @@ class Replicas:
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
         """Return why a server must be restarted, or None. Check the server's health every 5 s."""
         if one.child is not None and one.child.returncode is not None:
-            # End vLLM's engine process too, because a push would hang if it keeps the socket open.
+            # End vLLM's engine too, because a push would hang while the engine has the socket open.
             with suppress(HostLost):
                 one.child.kill()
             return describe_exit(one.child.returncode)

@@ -34,7 +34,10 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy that sets vLLM's memory, and the plan as text. `sizes`: None if unknown."""
+        """Return a copy with vLLM's memory for a model of these sizes, and the plan as text.
+
+        If `sizes` is None, the model is not known yet, and vLLM's memory is not set.
+        """
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
@@ -67,8 +70,8 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
         known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
-        several = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
-        problem = device_problem(machines[0], needs_vllm=run.starts_vllm, several=several)
+        uses_nccl = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
+        problem = device_problem(machines[0], needs_vllm=run.starts_vllm, uses_nccl=uses_nccl)
         if known is None and problem:
             raise ConfigError([problem])
     shared = any(map(plan.is_shared, plan.inference))
@@ -79,7 +82,10 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts Ray reserves later. Count `null` replicas or ranks as 1."""
+    """Plan a run whose hosts Ray reserves later.
+
+    If the number of replicas or of ranks is null, plan one.
+    """
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.with_values({"inference.replicas": replicas, "trainer.ranks": ranks})

@@ -1,9 +1,11 @@
 """The supervisor process: it prepares a run, starts its processes, watches them and cleans up.
 
-    resolve ---> lock ---> model folder (built or fetched, warm-started once) ---> inference,
-    rollouts, trainer ranks
-                                                                          |
-    screen <--- status/*.json, metrics.jsonl ---- watch: a process that ends too early ends the run
+    check the configuration ---> lock the run folder ---> prepare the initial model
+                                                                   |
+    clean up <--- watch until the ranks end <--- start vLLM, the rollouts process and the ranks
+
+While the supervisor watches, the screen shows what the processes write to status/*.json and
+metrics.jsonl. If a process ends too early and cannot be restarted, the supervisor ends the run.
 
 This module does not import torch.
 """
@@ -66,23 +68,25 @@ def supervise(
     command: Sequence[str],
     compose: Compose,
 ) -> float | None:
-    """Supervise a run from start to end. Return the mean reward of its last ten steps, if any.
+    """Supervise a run from start to end. Return the mean reward of its last ten steps.
 
-    `compose` composes another configuration of conf/ without these overrides.
+    Return None if no step has a reward. `compose(name)` returns the configuration conf/<name>.yaml
+    without `overrides`.
 
     Raises:
-        ConfigError: the configuration cannot work. No step was done.
+        ConfigError: the configuration cannot work, so no step was done.
         FolderUnusable: another process uses the run's folder, or the folder cannot be written.
         RunFailed: the run ended early because of an error.
         OutOfTime: max_time is over. The run has saved a checkpoint and ended.
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    ensure_free(run_folder)  # first, because `resolve` would not name the process that uses it
+    # Call this before `resolve`, whose error would not name the process that uses the folder.
+    ensure_free(run_folder)
     resolved = resolve(config)
     run = resolved.run
     limit = TimeLimit(run.max_time, run_folder)
-    construct(run, CONSTRUCTED)  # raise ConfigError if a constructor refuses its options
+    construct(run, CONSTRUCTED)  # raises ConfigError if a component refuses its options
     if run.resume and _is_complete(run, run_folder):
         return _end_complete_run(run, run_folder)
     lock = locked(run_folder, delete_on=ConfigError)
@@ -91,9 +95,9 @@ def supervise(
         # Check again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # Delete the model and the warm start of an earlier start that did no step.
+        # If an earlier attempt ended before its first step, delete its model and warm start.
         if run_folder.overrides.is_file() and not run_folder.has_results():
-            run_folder.clear_preparations(but=run.model.path)
+            run_folder.clear_preparations(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
         references = fetch_references(run)
@@ -111,7 +115,7 @@ def supervise(
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
-            if stop.number:  # Stopped ends a whole sweep, but RunFailed ends only this job
+            if stop.number:  # a signal must end a whole sweep; RunFailed would end only this job
                 say(message)
                 raise Stopped(stop.number, 1) from error
             raise RunFailed(message) from error
@@ -122,7 +126,7 @@ def supervise(
 
 
 def _is_complete(run: Run, run_folder: RunFolder) -> bool:
-    """Return whether nothing is left to train: max_steps or stop_when is reached, and saved."""
+    """Return whether the run has reached max_steps or stop_when, and has saved its last step."""
     num_saved, rows = run_folder.num_saved_steps(), read_metrics(run_folder)
     is_reached = num_saved == steps_done(rows) and is_fulfilled(run.stop_when, rows)
     return (num_saved >= run.max_steps or is_reached) and training_is_done(run_folder)
@@ -140,7 +144,10 @@ def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary and return the mean reward. Raise Stopped or OutOfTime if they apply."""
+    """Print the summary and return the mean reward.
+
+    Raise Stopped after a signal. Raise OutOfTime if max_time has ended the run before max_steps.
+    """
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -150,21 +157,21 @@ def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimi
         say(f"ended before max_steps={run.max_steps}: {reason}")
     say(final_summary(run_folder))
     if stop.number:
-        raise Stopped(stop.number)  # ends the whole sweep; OutOfTime ends only this job
+        raise Stopped(stop.number)  # ends a whole sweep, whereas OutOfTime ends only this job
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
     return _mean_reward(run_folder)
 
 
 def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps, which a sweep with an optimiser maximises."""
+    """Return the mean reward of the last ten steps, which a hyperparameter search maximises."""
     rewards = column(read_metrics(run_folder), "train/reward")[-10:]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 @contextmanager
 def reporting_full_disk() -> Iterator[None]:
-    """Convert the error of a full disk in the block into RunFailed with a remedy."""
+    """Raise RunFailed with a remedy if the block fails because the disk is full."""
     try:
         yield
     except OSError as error:
@@ -209,12 +216,14 @@ class _Launch:
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = self._build_model(run, supervised)
             self.check_references(model)
-            self.dry_call.learned()  # raises for an unusable loss, before the warm start takes 40 s
+            # Raise ConfigError for an unusable loss now, not after a warm start of about 40 s.
+            self.dry_call.learned()
             say(
                 f"warm start: {first.max_steps} supervised steps, once for this model and "
                 "environment"
             )
-            # A signal ends the warm start at once, because `self.stop.waits` is still False.
+            # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at
+            # once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(assign_devices(first), model, is_main=False)
         if steps_done(read_metrics(supervised)) < first.max_steps:
@@ -223,7 +232,10 @@ class _Launch:
         return kept
 
     def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
-        """Build or download the model and return its folder. Raise ConfigError if unusable."""
+        """Build or download the model and return its folder.
+
+        Raise ConfigError if the model is unusable.
+        """
         with as_config_error():
             model = build(run.model)().prepare(run_folder.built_model)
             check_trainable(model)
@@ -249,7 +261,7 @@ class _Launch:
         run.save(run_folder.config)
         versions = {d.metadata["Name"]: d.version for d in distributions()}
         run_folder.versions.write_text(json.dumps(versions, indent=1, sort_keys=True))
-        run_folder.clear_processes()
+        run_folder.clear_process_files()
         run_folder.private.make(shared=run.cluster.spans_hosts)
         if run.cluster.spans_hosts:
             run_folder.private.make_key()
@@ -285,7 +297,7 @@ class _Launch:
 
 
 def _check_chat_format(run: Run, model: Path) -> None:
-    """Raise ConfigError, before vLLM starts, if no renderer knows the chat format of a model."""
+    """Raise ConfigError before vLLM starts if no renderer knows the model's chat format."""
     if run.model.path and (
         fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
     ):

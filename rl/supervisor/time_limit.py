@@ -1,7 +1,8 @@
 """Implement max_time: end a run early enough that the trainer can save a checkpoint.
 
-The remaining time must suffice for one step, one checkpoint and the end of all processes. The
-estimate is the slowest recent step plus the slowest checkpoint, plus 25 %.
+The supervisor stops a run before the remaining time is too short for one step, one checkpoint and
+the end of all processes. It estimates that these take as long as the slowest recent step plus the
+slowest checkpoint, plus 25 %, plus 5 s.
 """
 
 import time
@@ -13,14 +14,15 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column
 from rl.runtime.stop_request import StopRequest
 
-_RECENT_STEPS = 20  # number of steps in the estimate; older steps may include compilation
+# The estimate uses only this many last steps, because the first steps may include compilation.
+_RECENT_STEPS = 20
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
-_CHECKPOINT_S = 30.0  # least assumed seconds of a checkpoint, until the first one is measured
-# A checkpoint has weights in bfloat16 and float32, their export, and Adam's two moments.
+_CHECKPOINT_S = 30.0  # until a checkpoint is measured, it is assumed to take at least this long
+# A checkpoint has bfloat16 and float32 weights, a bfloat16 export, and Adam's two float32 moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
-_NO_CHECKPOINT_S = 0.01  # a step with a smaller time/checkpoint has saved no checkpoint
+_NO_CHECKPOINT_S = 0.01  # a step whose metric time/checkpoint is smaller has saved none
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
@@ -36,13 +38,19 @@ class TimeLimit:
         self._tail = MetricsTail(run_folder)
         self._rows: list[Row] = []
 
-    def expect_checkpoint(self, num_trained: int) -> None:
-        """Estimate the first checkpoint's time: at most 25 % of max_time, but at least 30 s."""
-        seconds = num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_S
+    def expect_checkpoint(self, num_parameters: int) -> None:
+        """Estimate the time of the first checkpoint from the number of trained parameters.
+
+        The estimate is at most 25 % of max_time, but at least 30 s.
+        """
+        seconds = num_parameters * _BYTES_PER_PARAMETER / _BYTES_PER_S
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request the end of the run if little time is left. Raise RunFailed if no step is done."""
+        """Request the end of the run if the remaining time may not suffice for another step.
+
+        Raise RunFailed if max_time is over before the first step is done.
+        """
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return

@@ -38,17 +38,21 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of all that affects the weights of `first`. `own_files`: see DryCall.files."""
+    """Return a hash of everything that affects the weights which the warm start `first` produces.
+
+    `own_files`: the files that the dry call of `first` has imported (DryCall.files).
+    """
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
-    # Leave these keys out, because the warm start ignores learning rate, turn limit and rewards.
+    # Leave out keys that a warm start ignores: it has its own learning rate, samples no completion
+    # and computes no reward.
     content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
-    # Other files of rl/ are left out, because they do not affect the weights.
+    # Leave out files in other packages of rl/, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
     content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
@@ -77,11 +81,15 @@ def _file_hash(value: Any) -> str:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the run that makes the base model of `run`. `recipe`: conf/warm_start.yaml."""
+    """Return the warm start of `run`. It is a run of its own, which trains the initial model.
+
+    `recipe`: the content of conf/warm_start.yaml.
+    """
     settings = run.model.warm_start or {}
+    # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
-    trainer = {**run.trainer.plain(), **changed}  # a short run needs none of them
-    if run.cluster.spans_hosts:  # a warm start runs on this machine, with one rank
+    trainer = {**run.trainer.plain(), **changed}
+    if run.cluster.spans_hosts:  # the warm start of such a run uses one rank on this machine
         trainer |= {"ranks": 1, "num_threads": None}
     return Run.of(
         {
@@ -106,7 +114,7 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 
 
 def move_to_cache(run_folder: RunFolder, target: Path) -> None:
-    """Move the exported model of a finished supervised run to `target` atomically."""
+    """Move the model of a finished warm start to `target` atomically, and delete its run folder."""
     (exported,) = run_folder.exports()
     # Copy beside the target first, because a rename cannot move files to another file system.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as aside:

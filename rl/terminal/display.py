@@ -17,7 +17,7 @@ class Display:
     """A context manager that shows live output while its block runs.
 
     A subclass defines `picture` for a terminal and `lines` for any other output. The block calls
-    `update` regularly. An error in this class is logged, turns the display off, and is not raised.
+    `update` regularly. An error in `update` is logged and turns the display off. It is not raised.
     """
 
     def __init__(self, console: Console | None = None) -> None:

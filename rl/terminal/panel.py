@@ -14,10 +14,13 @@ from rich.text import Text
 from rl.runtime.metrics import Row, stage_seconds, total_seconds
 from rl.runtime.status import ProcessStatus
 
-WINDOW = 20  # the times per step and the remaining time are means over this many last steps
-SLOW_S = 30.0  # the panel highlights a process that has waited longer than this
+WINDOW = 20  # number of last steps from which time per step and remaining time are computed
+# The panel highlights a process that stays in one phase for longer than SLOW_S seconds, unless the
+# text of the phase starts with one of NEVER_SLOW.
+SLOW_S = 30.0
 NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
-PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # name of a process -> its position
+# Position of each kind of process in the panel.
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}
 LABEL, VALUE = 13, 9  # widths, in characters, of the columns with labels and with numbers
 STATISTICS = (  # (label, metric, number format); the panel shows three per line
     ("loss", "train/loss", ""),
@@ -109,7 +112,7 @@ def heading(title: str, times: str, done: int, total: int, count: str) -> Render
 
 
 def statistics_table(view: RunView) -> RenderableType:
-    """Return rewards and the metrics of the last step in three columns, and warnings of ALARMS."""
+    """Return a table of rewards and of the last step's metrics, with the warnings of ALARMS."""
     row, rewards = view.rows[-1], list(view.rewards.values())
     last = rewards[-10:]
     cells = [
@@ -131,7 +134,7 @@ def statistics_table(view: RunView) -> RenderableType:
 
 
 def time_shares(rows: list[Row]) -> str:
-    """Return each stage's share of the step time as text: update 60%, push 20%."""
+    """Return each stage's share of the step time as text, as in `update 60%, push 20%`."""
     split = stage_seconds(rows)
     total = sum(split.values()) or 1.0
     return ", ".join(f"{name.replace('_', ' ')} {s / total:.0%}" for name, s in split.items() if s)
@@ -159,7 +162,7 @@ def process_table(statuses: dict[str, ProcessStatus], now: float) -> RenderableT
 
 
 def format_number(value: float | None, spec: str = "") -> str:
-    """Format a number by `spec`, by default with few digits: 12,345, 123.4, 0.734, 2.1e-05."""
+    """Format a number by `spec`. Without one, use few digits, as in 12,345 or 0.734 or 2.1e-05."""
     if value is None:
         return "-"
     size = abs(value)
@@ -168,13 +171,13 @@ def format_number(value: float | None, spec: str = "") -> str:
 
 
 def elapsed_and_left(elapsed: float, left: float | None) -> str:
-    """Format elapsed and remaining seconds: 1 m 40 s, about 3 m 29 s left."""
+    """Format elapsed and remaining seconds, as in `1 m 40 s, about 3 m 29 s left`."""
     about = f", about {format_time(left)} left" if left and left > 0 else ""
     return f"{format_time(elapsed)}{about}"
 
 
 def format_time(seconds: float) -> str:
-    """Format seconds: 8 s, 2 m 05 s, 1 h 04 m."""
+    """Format seconds, as in 8 s or 2 m 05 s or 1 h 04 m."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -11,7 +11,7 @@ _LINES = 10  # a log file gets one line per tenth of the items
 
 
 class Progress(Display):
-    """A display of how many of `total` items are done. `things`: what the bar calls the items."""
+    """A display of how many of `total` items are done. `things`: plural noun for the items."""
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
         super().__init__(console)
@@ -20,7 +20,7 @@ class Progress(Display):
         self._printed = self._tenths()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
-        """Add `count` finished items, replace the text above the bar, and print `note`."""
+        """Add `count` finished items, print `note`, and show a new `text` (None: the old one)."""
         self.done += count
         self._text = self._text if text is None else text
         self._notes += [note] if note else []

@@ -29,8 +29,8 @@ from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
-FIRST_STEPS = 5  # a log file gets a line for each of the first steps ...
-LINE_INTERVAL_S = 2.0  # ... and then at most one line per 2 seconds
+FIRST_STEPS = 5  # number of steps at the start that always get a line in a log file
+LINE_INTERVAL_S = 2.0  # minimum seconds between two lines of later steps
 STEP_LINE = (  # (label, metric, number format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
     ("loss", "train/loss", "", 8),
@@ -54,7 +54,7 @@ class Screen(Display):
         *,
         num_saved: int | None = None,
     ) -> None:
-        """Read no files yet. `update` skips old metrics of the steps >= `num_saved`."""
+        """The first `update` skips old metrics of steps >= `num_saved`, which a resume repeats."""
         super().__init__(console)
         self.folder = folder
         self.view = RunView(folder.name, max_steps)
@@ -78,7 +78,7 @@ class Screen(Display):
         return live_panel(self.view, now)
 
     def lines(self, now: float, *, last: bool) -> list[str]:
-        """Return new lines for a log file: process phases until step 1, then the steps."""
+        """Return new lines for a log file: at first phases of processes, then finished steps."""
         view = self.view
         if not view.rows or (view.rows[-1].get("time") or 0.0) < view.started:  # no new step yet
             return [] if last else self._phase_lines()
@@ -101,7 +101,7 @@ class Screen(Display):
 
 
 def step_line(view: RunView, now: float) -> str:
-    """Return a line about the newest step. Metrics that the run does not record are left out."""
+    """Return a line about the newest step. Leave out missing metrics and a failure rate of 0."""
     row, width = view.rows[-1], len(str(view.max_steps))
     parts = [f"{view.done:>{width}}/{view.max_steps} steps"]
     for label, name, spec, size in STEP_LINE:

@@ -38,11 +38,11 @@ def peak_gib() -> float:
 
 
 class Alarms:
-    """The metrics of the last steps, and the warnings that were not logged yet."""
+    """Checks of the metrics of the last ten steps. Each check logs its warning once per run."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
         self._memory, self._early = memory, 0.0  # _early: memory after the first steps
-        self._num_own = 0  # number of steps of this process
+        self._num_own = 0  # number of steps with a reward since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, 0.0  # best mean reward, mean entropy of the first steps
@@ -50,7 +50,10 @@ class Alarms:
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return the alarms of a run resumed at `start`, without the warnings already logged."""
+        """Return the alarms of a run that starts at step `start`.
+
+        After a resume, the warnings that the steps before `start` have caused are not logged again.
+        """
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:

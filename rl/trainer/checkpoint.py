@@ -4,7 +4,8 @@ checkpoints/step_000100/
   state.json      step, and the state of the dispatcher (the next examples)
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
-  learner.json    the beta of kl=adaptive. The files of a changing reference are beside it
+  learner.json    the coefficient beta of kl=adaptive
+  reference*      the weights of a reference model, if they change during training
   hf/             the model for other programs (transformers, vLLM), or with LoRA the adapter (peft)
 """
 
@@ -68,9 +69,9 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps of rank 0's newest checkpoint, or 0 if none. Collective.
+    """Return the number of steps in the newest checkpoint, 0 without a checkpoint. Collective.
 
-    All ranks use this number, because a shared file system may show different files to each host.
+    All ranks use rank 0's answer, because a shared file system may show each host other files.
     """
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
@@ -88,7 +89,8 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
         room = (
-            f"without it {free:,.0f} MiB are free at {run_folder.path}. Free space, then use"
+            f"its files are deleted, and {free:,.0f} MiB are free at {run_folder.path}. Free more "
+            "space, then use"
             if is_full
             else "earlier checkpoints are unchanged. Remove the cause, then use"
         )
@@ -98,7 +100,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
 
 
 def _is_full_disk(error: Exception) -> bool:
-    """Return whether the disk or quota is full. torch and safetensors say so only in the text."""
+    """Return whether disk or quota is full. torch and safetensors say so only in their messages."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
@@ -121,7 +123,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Free the folder's disk space immediately, even if the failed writer has files open."""
+    """Delete a folder. Truncate its files first, which frees the space of files still open."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():

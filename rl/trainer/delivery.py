@@ -1,11 +1,12 @@
-"""Push each policy version to all vLLM replicas. If none can load it, stop all ranks together.
+"""Push each policy version to all vLLM replicas, and decide what happens if none can load it.
 
     push ---> probe ---> vLLM samples with the version
-      ^         |
-      |         v no vLLM has the version
-      +---- another vLLM has started
-            a stop was requested: keep the step and stop
-            otherwise: the run fails
+     ^ |        |
+     | v        v
+     | no vLLM has the version ---> request restarts and wait
+     |                                  |
+     '--------- a vLLM has started <----+----> a stop is requested: end the run after this step
+                                        '----> nothing happens in time: the run fails
 
 Only rank 0 communicates with vLLM. It sends the outcome to the other ranks, so that all ranks take
 the same branch and no rank waits for a batch while rank 0 still waits for a vLLM.
@@ -34,11 +35,11 @@ Phase = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Receivers:
-    """The vLLM replicas that receive weights. `updated` contains those with the newest version."""
+    """The vLLM replicas that receive weights. `updated` has those that loaded the last push."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Below 2 * trainer.wait_timeout, because then the collective of the other ranks times out.
+        # Less than 2 * trainer.wait_timeout, after which the other ranks' collective times out.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
@@ -56,7 +57,7 @@ class Receivers:
             wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
 
     def new_replicas(self) -> list[VLLMRoutes]:
-        """Return the healthy replicas that have received no push since their last start."""
+        """Return healthy replicas that this method has not returned since their last start."""
         fresh = [one for one in self._started() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if is_healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
@@ -91,9 +92,11 @@ class Delivery:
     def deliver(
         self, version: int, batch: MicroBatch, stats: dict[str, float], phase: Phase
     ) -> bool:
-        """Make every vLLM sample with this version. Return False if a stop request prevents it.
+        """Push this version to every vLLM, and compare logprobs with one of them (the probe).
 
-        Add the probe's metrics to `stats`. Raise RunFailed if no vLLM has the version.
+        Add the probe's metrics to `stats`. If no vLLM has the version, wait until one has restarted
+        and push again. Return False if a stop is requested while this method waits. Raise RunFailed
+        if no vLLM restarts in time.
         """
 
         def push() -> None:
@@ -117,7 +120,10 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """On rank 0, push the newest version to restarted vLLMs and return all updated ones."""
+        """On rank 0, push the newest version to restarted vLLMs.
+
+        Return {name: incarnation} of all vLLMs with this version, or {} if none has restarted.
+        """
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
@@ -125,13 +131,13 @@ class Delivery:
         return self.updated_replicas()
 
     def updated_replicas(self) -> dict[str, int]:
-        """Return the replicas that have the weights, and request restarts of the lost replicas."""
+        """Request restarts of the replicas whose push or probe failed, and return the others."""
         for name, reason in self._pusher.take_lost().items():
             self._receivers.restart(name, reason)
         return self._receivers.updated
 
     def _catch_failure(self, work: Callable[[], None]) -> str:
-        """Call `work`. Return rank 0's NoReceiver error as text, "" without error. Collective."""
+        """Call `work`. Return the text of rank 0's NoReceiver, or "" without error. Collective."""
         lost = ""
         try:
             work()
@@ -152,7 +158,7 @@ class Delivery:
         return "fail"
 
     def _include_new_replicas(self) -> bool:
-        """Include newly started replicas in the next push. Return whether rank 0 found any."""
+        """On rank 0, include newly started replicas in the next push. Return whether any exist."""
         new_replicas = self._receivers.new_replicas() if self._ranks.first else []
         self._pusher.add(new_replicas)
         return bool(new_replicas)

@@ -58,7 +58,7 @@ def turn_off_on_error(method: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass
 class ConsoleLogger(Logger):
-    """The logger that writes nothing, because metrics.jsonl and the screen show all metrics."""
+    """The logger that does nothing. The metrics are still in metrics.jsonl and on the screen."""
 
 
 @dataclass(kw_only=True)
@@ -109,7 +109,7 @@ class WandbLogger(Logger):
             later = folder / "wandb" / "offline-run-*"
             log.warning("wandb is offline (%s). Send the run later: wandb sync %s", problem, later)
             mode = "offline"
-        if _has_lost_steps(self._folder):
+        if _has_dropped_steps(self._folder):
             self._folder.wandb_id.unlink()
         is_new = not self._folder.wandb_id.exists()
         self._run = wandb.init(
@@ -130,7 +130,7 @@ class WandbLogger(Logger):
 
     @turn_off_on_error
     def finish(self) -> None:
-        """Upload the remaining data, for at most WANDB_TIMEOUT_S. Files remain for `wandb sync`."""
+        """Upload the remaining data within WANDB_TIMEOUT_S. `wandb sync` can upload the rest."""
         self._run.finish()
         self.is_off = True
 
@@ -156,7 +156,8 @@ def _login_problem() -> str:
     return "" if known else "no key; run `wandb login` or set WANDB_API_KEY"
 
 
-def _has_lost_steps(run_folder: RunFolder) -> bool:
+def _has_dropped_steps(run_folder: RunFolder) -> bool:
+    """Return whether the run has dropped steps since `wandb_id` wrote its file."""
     known = run_folder.wandb_id
     return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 
@@ -169,8 +170,8 @@ def _size_of_dropped(run_folder: RunFolder) -> str:
 def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
-    The random suffix separates runs with the same name. The file also stores the size of
-    metrics.dropped.jsonl, which is larger after a resume that dropped steps.
+    The random suffix separates runs with the same name. The file with the id also stores the size
+    of metrics.dropped.jsonl. If that file is larger at a later start, a resume has dropped steps.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id
@@ -182,7 +183,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:
-    """Return `count` rollouts of a step as table rows, evenly spaced in the file of the step."""
+    """Return at most `count` rollouts of a step as table rows, evenly spaced in the step's file."""
     path = run_folder.rollouts_of(step)
     lines = path.read_text().splitlines() if path.exists() else []
     count = min(count, len(lines))

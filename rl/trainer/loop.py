@@ -1,6 +1,6 @@
 """The training loop, one process per rank, for synchronous and asynchronous training.
 
-    python -m rl.trainer <run folder>          RANK, LOCAL_RANK and WORLD_SIZE in the environment
+    python -m rl.trainer <run folder>   reads RANK, LOCAL_RANK and WORLD_SIZE from the environment
 
 Step k trains policy version k into version k + 1. The loop waits for a batch, updates the policy,
 pushes the weights, and reports to the rollouts process that vLLM samples with k + 1. The rollouts
@@ -38,7 +38,7 @@ from rl.wire import NoMoreBatches
 
 
 class TrainingRun:
-    num_saved = 0  # number of steps in the newest checkpoint of this process
+    num_saved = 0  # number of steps in the newest checkpoint that this process has written
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run, self.run_folder = Run.load(run_folder.config), run_folder
@@ -75,7 +75,7 @@ class TrainingRun:
         self.delivery = self._build_delivery()
 
     def train(self) -> None:
-        """Train until max_steps, or until the rollouts process delivers no further batch."""
+        """Train until max_steps, stop_when or a stop request ends the run, or no batch is left."""
         rollouts = self._start_sampling()
         began, watch = time.monotonic(), Stopwatch(self.status)
         for step in range(self.start, self.run.max_steps):
@@ -93,7 +93,8 @@ class TrainingRun:
                 record = StepRecord(batch)
                 stats = self.learner.update(batch, record.observe)
             self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
-            stats |= self._evaluation(rollouts, watch, step)  # before vLLM gets new weights
+            # The evaluation of this version must end before vLLM gets new weights.
+            stats |= self._evaluation(rollouts, watch, step)
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
@@ -112,7 +113,7 @@ class TrainingRun:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
             # Save after writing the metrics line, because a resumed run does not write this line
-            # again. The time of the checkpoint counts for the next step.
+            # again. The metrics of the next step include the time of the checkpoint.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._save_if_due(step + 1, rollouts)
@@ -127,7 +128,7 @@ class TrainingRun:
         rollouts = RolloutsLink(self.run_folder, self.ranks.rank, self.delivery)
         rollouts.connect(self.settings.wait_timeout)
         if self.metrics:  # on rank 0
-            # A resumed run repeats the steps after its checkpoint, so remove their metrics.
+            # A resumed run repeats the steps after its checkpoint, so remove their old results.
             self.metrics.truncate_after(self.start - 1)
             drop_steps_from(self.run_folder, self.start)
             # Start the logger after the truncation, because it may read metrics.jsonl.
@@ -172,7 +173,7 @@ class TrainingRun:
             self.run_folder,
             step=step,
             rollouts=rollouts.state() if self.ranks.first else {},
-            model=self.run_folder.model(),
+            model=self.run_folder.initial_model(),
             keep=self.settings.keep_checkpoints,
         )
         self.num_saved = step
@@ -181,8 +182,8 @@ class TrainingRun:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
-        """Save a checkpoint and end the run before max_steps."""
-        # Compare step numbers, because other hosts may not see the newest checkpoint's folder yet.
+        """Save a checkpoint and end the run before max_steps. Raise RunFailed after a failure."""
+        # Compare numbers, not files, because other hosts may not see the newest checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

@@ -1,4 +1,7 @@
-"""Record the batches of steps whose loss or gradient is not finite; end the run after several."""
+"""Record the batches of steps whose loss or gradient is not finite.
+
+After several such steps in a row, end the run.
+"""
 
 import logging
 
@@ -8,23 +11,24 @@ from rl.runtime.folder import RunFolder
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MOST_KEPT = 5  # maximum number of recorded batches, because a batch may have many tokens
+_MOST_KEPT = 5  # limit on the recorded batches, because they may need much disk space
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """The number of non-finite steps in a row, which is equal on all ranks."""
+    """Counts the non-finite steps in a row. All ranks have the same count."""
 
     def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
-        """End the run after `most` of these steps in a row (trainer.max_nonfinite_steps)."""
+        """`most`: this many non-finite steps in a row end the run (trainer.max_nonfinite_steps)."""
         self._run_folder, self._ranks, self._most = run_folder, ranks, most
         self._in_a_row = self._num_kept = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
         """Record all tokens of the batch if the step was skipped, even with record=none.
 
-        Collective. After five recorded steps, record a step only if it ends the run.
+        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. After
+        five recorded steps, record a step only if it ends the run. Collective.
 
         Raises:
             RunFailed: too many steps in a row were skipped.
@@ -37,7 +41,8 @@ class NonFiniteSteps:
             return
         self._num_kept += 1
         record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
-        self._ranks.any(True)  # wait, because the supervisor ends all ranks if one fails
+        # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
+        self._ranks.any(True)
         said = (
             f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
             f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "

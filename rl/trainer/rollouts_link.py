@@ -18,7 +18,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 T = TypeVar("T")
 
 _POLL_MS = 500  # milliseconds between two checks for restarted vLLMs
-_REPORT_DELAY_S = 1.0  # time for the rollouts process to report the cause first
+_REPORT_DELAY_S = 1.0  # so that the rollouts process can report its error before this rank does
 
 
 class RolloutsLink:
@@ -50,7 +50,7 @@ class RolloutsLink:
             return Address(path=self._run_folder.private.rollouts_socket).connect(timeout)
         connection = listening.address.connect(timeout)
         key = self._run_folder.private.key.read_bytes()
-        # Keep the connection alive while it is idle, because sampling a batch may take long.
+        # Enable TCP keepalive, because the connection is idle while a batch is sampled.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.sendall(HEADER.pack(len(key)) + key)
         return connection
@@ -69,7 +69,10 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report that the vLLMs `replicas` {name: incarnation} have the weights of this version."""
+        """Report which vLLMs have the weights of this version.
+
+        `replicas` maps the name of each such vLLM to the number of its restarts.
+        """
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
@@ -77,7 +80,8 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        Every rank sends this request, because a rank that waits in a collective could time out.
+        Every rank must send this request. A rank that did not would wait for the other ranks in the
+        next collective, which could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -86,7 +90,7 @@ class RolloutsLink:
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def record_all(self, step: int) -> tuple[str, ...]:
-        """Record the tokens of a step's whole batch. Return the record id of each rollout."""
+        """Make the rollouts process record all tokens of a step's batch. Return all rollout ids."""
         call = Call(what="record_all", rank=self._rank, step=step)
         return tuple(self._call(call, list, self._no_answer))
 
@@ -116,7 +120,10 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer, and push to restarted vLLMs, because the answer may need them."""
+        """Wait for an answer. Meanwhile push the weights to restarted vLLMs.
+
+        The rollouts process may need these vLLMs before it can answer.
+        """
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
@@ -124,7 +131,8 @@ class RolloutsLink:
             if time.monotonic() > deadline:
                 raise TimeoutError
             if self._delivery and (replicas := self._delivery.push_again()):
-                link = RolloutsLink(self._run_folder, self._rank)  # `self` is waiting for an answer
+                # Use another connection, because this one is waiting for an answer.
+                link = RolloutsLink(self._run_folder, self._rank)
                 link.connect(timeout)
                 with link._socket:
                     link.publish(self._version, replicas)

@@ -1,4 +1,4 @@
-"""Record the values of each trained token of a step (rl/runtime/token_files.py).
+"""Record the values that a step's updates compute per token (rl/runtime/token_files.py).
 
 N: number of completion tokens of a micro-batch, B: number of its rows.
 """
@@ -32,15 +32,16 @@ class StepRecord:
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []  # not copied to the CPU yet
+        # (update, micro-batch, values) of the newest update, which `_copy` copies to the CPU
+        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Store the token values of one micro-batch. The learner calls this as its `Observer`."""
+        """Store the values of the micro-batch `number`. The learner calls this as `Observer`."""
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
-        # Keep all rows, because `write_all` records them if the step turns out not to be finite.
+        # Also keep the rows without a record id, because `write_all` writes all rows.
         self._of_update.append((update, number, dict(tokens)))
 
     def _record_ids(self, number: int) -> list[str]:
@@ -55,7 +56,7 @@ class StepRecord:
             is_recorded = np.array(list(map(bool, ids)))  # [B]
             counts = micro.completion_mask.sum(1)  # [B]
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
-            chosen = values[:, np.repeat(is_recorded, counts)]  # [names, N of recorded rows]
+            chosen = values[:, np.repeat(is_recorded, counts)]  # [columns, N of the recorded rows]
             self._recorded.append(
                 _RecordedRows(
                     update,
@@ -68,7 +69,7 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token values of the recorded rows to a file, even if there are none."""
+        """Write the token values of the recorded rows to a file, which may have no lines."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(
@@ -84,6 +85,9 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the step's last update, given the id of each rollout of the batch."""
+        """Write all rows of the step's last update. `ids` are the ids of the batch's rollouts.
+
+        Of earlier updates, write only the rows that this run records anyway.
+        """
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

@@ -1,6 +1,6 @@
-"""A hash of weights, which is equal if names, shapes, dtypes and bytes are equal.
+"""Hash weights. If two hashes are equal, so are the names, shapes, dtypes and bytes of the weights.
 
-Each tensor is hashed separately, in several threads, because a thread hashes only 8 GB/s.
+Several threads hash one tensor each, because a single thread hashes only 8 GB/s.
 """
 
 import os
@@ -19,7 +19,10 @@ def tensor_hash(tensor: torch.Tensor) -> int:
 
 
 def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
-    """Return the hash of all tensors as 16 hex digits. Several threads call `hash_of`."""
+    """Return one hash of all weights, as 16 hex digits.
+
+    `hash_of` returns the hash of the tensor with a name. Several threads call it.
+    """
     names = sorted(weights)
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
         hashes: Iterable[int] = pool.map(hash_of, names)

@@ -18,7 +18,8 @@ from rl.weights.group import GroupSender
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader
 
-# Bytes per broadcast. The kernel copies each piece twice, and larger ones exceed the CPU cache.
+# Bytes per broadcast. The operating system copies each piece twice, and a larger piece would not
+# fit into the CPU cache.
 _PIECE_BYTES = 1 << 24
 
 
@@ -58,8 +59,8 @@ class GlooSender(GroupSender):
         return {"num_bytes": len(self._file.content)}
 
     def broadcast_to(self, name: str) -> None:
-        # Store only the group's id, because a reference to the group would keep connections open.
-        error, members = "", id(self._groups[name])
+        # Keep no reference to the group, because it would keep the connections open after `del`.
+        error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
@@ -67,7 +68,7 @@ class GlooSender(GroupSender):
         if error:
             # Deleting the group closes its connections, so the other workers stop waiting. If
             # the replica has been restarted since, keep its new group.
-            if id(self._groups.get(name)) == members:
+            if id(self._groups.get(name)) == group_id:
                 del self._groups[name]
             raise RuntimeError(error)
 
@@ -80,10 +81,10 @@ def create_group(store: Store, rank: int, size: int, host: str, timeout: float) 
     return backend(store, rank, size, options)
 
 
-def broadcast(members: Any, content: torch.Tensor) -> None:
-    """Send the bytes [N] of rank 0 to all other members of the group."""
+def broadcast(group: Any, content: torch.Tensor) -> None:
+    """Copy the bytes `content` [N] of rank 0 into those of the other ranks. All ranks call it."""
     for piece in content.split(_PIECE_BYTES):
-        members.broadcast(piece, 0).wait()
+        group.broadcast(piece, 0).wait()
 
 
 def source_address(host: str, port: int) -> str:

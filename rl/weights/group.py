@@ -69,7 +69,10 @@ class GroupSender(Sender):
 
 
 def run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, because it may wait forever and must not block the exit."""
+    """Run `work` in a daemon thread.
+
+    A collective cannot be interrupted. In a non-daemon thread it would block the process's exit.
+    """
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,10 +1,11 @@
-"""Weights in an anonymous memory file (memfd), in safetensors format, hashed during the write.
+"""Write weights to an anonymous memory file (memfd), in safetensors format, and hash them.
 
 Every byte is copied once, from its tensor into the file. A process on the same host maps the file
 and copies nothing. New weights overwrite the previous ones, because newly allocated memory costs
-more time than the copy (page faults and zeroing). A process on a GPU registers the memory with
-CUDA, because a GPU copies into registered memory at 53 GB/s instead of 2 (H100). The kernel frees
-an anonymous file even if the trainer is killed, but a file in /dev/shm would remain.
+more time than the copy (page faults and zeroing). A trainer on a GPU registers the memory with
+CUDA, because a GPU copies into registered memory at 53 GB/s and into other memory at 2 GB/s
+(H100). The operating system frees an anonymous file even if the trainer is killed, but a file in
+/dev/shm would remain.
 """
 
 import json
@@ -34,8 +35,8 @@ class MemoryFile:
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
         self._registered = 0  # address of the memory registered with CUDA, or 0
-        self._layout = b""  # header of the last write, or b"" if the memory has changed
-        self.places: dict[str, torch.Tensor] = {}  # weights of the last write, as views
+        self._layout = b""  # header of the last write, or b"" if the memory is new
+        self.places: dict[str, torch.Tensor] = {}  # views of the written weights
 
     def close(self) -> None:
         self._unmap()
@@ -48,22 +49,22 @@ class MemoryFile:
 
     @property
     def content(self) -> mmap.mmap:
-        """The bytes of the file. Release every view of them before the next write."""
+        """The bytes of the file. Release all views before `write`, because it may unmap them."""
         assert self._memory is not None
         return self._memory
 
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
         """Replace the file's content by these weights, sorted by name. Return their fingerprint.
 
-        The caller must wait until no reader uses the previous weights any more.
+        Before the call, the caller must wait until no reader uses the previous weights any more.
         """
-        # safetensors format: the header's length in 8 bytes, the header, the tensors without gaps.
+        # A safetensors file contains the header's length (8 bytes), the header, and the tensors.
         header, end = layout(weights)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
         if text != self._layout:  # other names, shapes or dtypes than in the last write
-            # Clone weights that are views of the file, because `write` overwrites them.
+            # Clone weights that are views of the file, because the new layout overwrites them.
             old = {place.data_ptr() for place in self.places.values() if place.numel()}
             weights = {
                 name: tensor.clone() if tensor.data_ptr() in old else tensor
@@ -107,7 +108,8 @@ class MemoryFile:
             torch.zeros(1, device="cuda")
 
     def _unmap(self) -> None:
-        self._layout, self.places = b"", {}  # no tensor may use the closed mapping
+        # Drop the views, because no tensor may use the memory after it is unmapped.
+        self._layout, self.places = b"", {}
         if self._registered:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._registered)

@@ -14,9 +14,10 @@ from rl.learner.policy import Policy
 from rl.records import MicroBatch
 from rl.runtime.failure import RunFailed
 
-# The bound of later probes is the first probe's mean times this factor, because the usual rounding
-# error depends on device and model. The bound is at least max_mismatch / 2, because less probable
-# tokens of later batches have larger rounding errors. It is at most 2 * max_mismatch.
+# The bound of later probes is this factor times the mean |logprob difference| of the first probe,
+# because the usual rounding error depends on device and model. The bound is at least
+# max_mismatch / 2, because later batches may contain less probable tokens, whose rounding errors
+# are larger. It is at most 2 * max_mismatch.
 _GROWTH = 5.0
 
 
@@ -30,7 +31,7 @@ class ProbedRows:
     @classmethod
     def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
         """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
-        # Drop the last token, because vLLM samples one more token and a row may fill the context.
+        # Drop the last token. vLLM samples a token after each row, and a row may fill the context.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
         scored = policy.logprobs(token_ids)
@@ -39,7 +40,7 @@ class ProbedRows:
 
     def measure_gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return |vLLM's logprob - trainer's logprob| of each token [N]. N may be 0."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # vLLM batches parallel requests
+        with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel, so that vLLM batches them
             # A row of one token has no token to score.
             scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.texts)
             pairs = zip(scores, self.logprobs, strict=True)
@@ -47,7 +48,7 @@ class ProbedRows:
 
 
 class MismatchBound:
-    """The largest allowed mean |logprob difference|. The first probe sets the later bound."""
+    """The largest allowed mean |logprob difference|. It changes after the first probe."""
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
         self._max_mismatch, self._is_first = max_mismatch, True
@@ -76,5 +77,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Return the number of tokens [B] of each row up to its last completion token."""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # Use length 2 for a row without completion: one token remains, and no token is compared.
+    # Without a completion token, return 2. `of` drops one token, and the other is not compared.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

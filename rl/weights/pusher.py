@@ -1,12 +1,12 @@
 """Push the weights to every vLLM after every training step, and verify that they arrived.
 
     all weights     pause(keep) -> start -> update -> finish(version) -> resume
-    adapter         pause(keep) -> update -> version -> resume     (running requests continue)
+    adapter         pause(keep) -> update -> version -> resume
 
-Every replica has a separate thread, so no replica waits for another. Three faults that would
-otherwise stay hidden raise an error: the optimizer step changed no weight, vLLM loaded other
-weights (our plugin compares fingerprints and every layer), or trainer and vLLM compute different
-logprobs with the same weights (the probe).
+Running requests continue after the pause. Every replica has a separate thread, so no replica waits
+for another. Three faults that would otherwise stay hidden raise an error: the optimizer step
+changed no weight, vLLM loaded other weights (our plugin compares fingerprints and every layer), or
+trainer and vLLM compute different logprobs with the same weights (the probe).
 """
 
 from collections.abc import Sequence
@@ -52,7 +52,8 @@ class WeightPusher:
     def push(self, policy: Policy, version: int, *, must_differ: bool) -> None:
         """Make every vLLM sample with the policy's current weights, as `version`.
 
-        Raise NoReceiver if no vLLM loads them. Raise RunFailed if none changed, but `must_differ`.
+        Raise NoReceiver if no vLLM loads them. Raise RunFailed if `must_differ` and no weight has
+        changed since the last push.
         """
         # Gather all weights first, so that vLLM is never paused while ranks synchronise.
         weights = self._sender.collect(policy)
@@ -108,7 +109,7 @@ class WeightPusher:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         Both score the same text at temperature 1, so only weights and arithmetic can differ. The
-        push has verified the weights of all replicas, so each probe uses one replica.
+        push has verified the weights of all replicas, so it is enough to probe one replica.
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

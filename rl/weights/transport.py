@@ -7,7 +7,7 @@
                              ---- source --->    Reader.read(fingerprint, **source)
 
 A new transport is one file with both classes and one YAML in conf/sync whose `_target_` is the
-Sender. Neither class imports vLLM: the plugin loads and verifies the weights from the Reader.
+Sender. Neither class imports vLLM. The plugin loads and verifies the weights that a Reader returns.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,13 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker, created with the arguments `facts` from the sender."""
+    """The receiver in one vLLM worker.
+
+    Its constructor gets the number of the worker and the keyword arguments `facts` of the Sender.
+    """
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
-        """Return the weights of one push, given their fingerprint and the dict of `Sender.source`.
+        """Return the weights of one push. `source` is the dict that `Sender.source` returned.
 
         Raises:
             RuntimeError: the received weights have another fingerprint than the given one.
@@ -55,18 +58,19 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 
 @dataclass(kw_only=True)
 class Sender:
-    """The sending side (conf/sync). All ranks call `open` and `collect`, rank 0 all other methods.
+    """The base class of senders (conf/sync), which pushes all weights through a memory file.
 
-    The default methods push all weights through a memory file. Class variables except `reader` must
-    be literals, because rl/config reads them from the source code without importing the class.
+    All ranks call `open` and `collect`. Only rank 0 calls the other methods. Class variables except
+    `reader` must be literals, because rl/config reads them from the source code without importing
+    the class.
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # whether rl/config/transport.py replaces this class
+    chooses: ClassVar[bool] = False  # whether rl/config/transport.py chooses another sender instead
     # whether a push contains only the LoRA matrices, because vLLM has the base model
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
-    reader_copy: ClassVar[bool] = False  # whether a push needs a second copy of vLLM's weights
+    reader_copy: ClassVar[bool] = False  # whether a vLLM worker also stores the received weights
     on_gpus: ClassVar[bool] = False  # whether the weights stay in the memory of GPUs
     own_gpus: ClassVar[bool] = False  # whether vLLM and trainer cannot share a GPU
 
@@ -79,7 +83,7 @@ class Sender:
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """Return the weights to push on rank 0. All ranks must call it.
+        """On rank 0, return the weights to push. All ranks must call it.
 
         The next call overwrites weights that came from a GPU. Clone weights to keep them.
         """

@@ -3,8 +3,9 @@
 vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU, vLLM
 computes with repacked copies of linear weights and empties the originals. So this plugin reloads
 each layer, repacks the layers that the reload skips (embedding, tied output head, experts), and
-compares each parameter with the received weights. Where only a repacked copy exists, the plugin
-compares the layer's output. A Reader (rl/weights/transport.py) supplies the weights.
+compares each parameter with the received weights. A repacked copy cannot be read, so for such a
+layer the plugin compares the outputs of the copy and of the received weights. A Reader
+(rl/weights/transport.py) supplies the weights.
 """
 
 import os
@@ -59,7 +60,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The request that creates a reader: its class by name, and its constructor arguments."""
+    """The request to create a reader of the class `reader` with the keyword arguments `facts`."""
 
     reader: str
     facts: dict[str, Any]
@@ -67,7 +68,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """The request of one push: fingerprint of the weights, and arguments of `Reader.read`."""
+    """The request of one push. It contains the arguments of `Reader.read`."""
 
     fingerprint: str
     source: dict[str, Any]
@@ -115,23 +116,27 @@ class WholeWeightsEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Finish the reload and compare the parameters with the received weights.
 
-        If none were received, do nothing: a new trainer ends the update of a killed trainer.
+        If no weights were received, do nothing. This happens if a trainer was killed during an
+        update, because the next trainer finishes that update.
         """
         if not self._received:
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks, so it skipped layers that keep one.
+            # The reload empties each weight that it repacks. So repack layers that still have one.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-            # vLLM 0.32 repacks experts only at its start, not after a reload.
+            # vLLM 0.32 repacks experts only at its start, so repack them after a reload here.
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
         shared = list(parameters_sharing_memory(self.model, self._received))
         if shared:
-            raise RuntimeError(f"weight push: vLLM keeps a view of {shared}: its loader must copy")
+            raise RuntimeError(
+                f"weight push: vLLM's parameters {shared} share memory with the received weights: "
+                "the model's load_weights must copy"
+            )
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
             proof = dict(compare_parameters(self.model, sent))
@@ -187,7 +192,10 @@ class AdapterEngine(_Engine):
             _log_once("no matrix is compared, because tensor parallelism splits matrices")
 
     def finish_weight_update(self) -> None:
-        """Do nothing. A new trainer finishes an update only to make vLLM drop old adapters."""
+        """Do nothing, because vLLM itself drops its adapters after this call.
+
+        Only a new trainer calls it, so that vLLM drops the adapter of an earlier trainer.
+        """
 
 
 @cache

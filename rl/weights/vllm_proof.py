@@ -18,7 +18,7 @@ _MAX_NAMES = 8  # maximum number of parameter names in one log line
 
 
 def as_vllm_names(model: torch.nn.Module, weights: Weights) -> Weights:
-    """Return the weights, renamed to the names of vLLM's modules. q, k and v stay separate."""
+    """Return the weights under vLLM's names. q, k and v stay separate, although vLLM fuses them."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return mapper.get_rename_mapper().apply_dict(dict(weights)) if mapper else weights
 
@@ -32,7 +32,7 @@ def compare_parameters(
     fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    first_names: dict[int, str] = {}  # a tied parameter is sent only under its first name
+    first_names: dict[int, str] = {}  # id -> first name, under which a tied parameter is sent
     for owner, layer in model.named_modules():
         if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
             yield from _compare_experts(owner, layer, weights)
@@ -75,7 +75,7 @@ def _compare_experts(owner: str, layer: Any, weights: Weights) -> Iterator[tuple
 
 
 def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
-    # Copy, because some kernels change the layout in place.
+    # Copy the weights, because for some kernels the conversion changes them in place.
     w13, w2 = (tensor.to(layer.w13_weight, copy=True) for tensor in (w13, w2))
     method, twin = layer.quant_method, torch.nn.Module()
     w13, w2 = convert_to_unquantized_kernel_format(
@@ -104,11 +104,11 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether a layer's repacked weights, which cannot be read, compute like `weight`.
+    """Return whether a layer whose repacked weights cannot be read computes like `weight`.
 
-    A tolerance would have to exceed the rounding differences between kernels, which are larger than
-    the change of one step. So `weight` is repacked for the same kernel, and both outputs must be
-    equal. Half of the inputs are noise, which involves every weight. The others select columns.
+    Repack `weight` for the same kernel, and require equal outputs for P inputs. A comparison with
+    another kernel would need a tolerance, which would hide the change of one training step. Half of
+    the inputs are noise, which involves every weight. Each of the others selects a column.
     """
     probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)

@@ -301,7 +301,7 @@ def reward(name: str, **options) -> dict:
             r"rewards.more has the parameter 'other', which is neither `episode` nor",
         ),
         ({"tools": [reward("untyped")]}, "untyped has a parameter 'x' without"),
-        ({"tools": [reward("count")] * 2}, "rename one of these tools"),
+        ({"tools": [reward("count")] * 2}, "two tools have the same name: rename one of"),
         ({"tools": [reward("Near", wanted=1)]}, "tools: Near is a class"),
         (
             {"bindings": {"lost.index": "index"}},

@@ -137,7 +137,11 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ('{"question": "q", "solution": 1}', {}, "row 1 has no column 'answer', but 'question', "),
+        (
+            '{"question": "q", "solution": 1}',
+            {},
+            r"row 1 has no column 'answer' \(columns: 'question', ",
+        ),
         (
             '{"question": "q", "answer": 1}\n{',
             {},

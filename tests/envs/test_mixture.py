@@ -108,7 +108,7 @@ def test_names_and_weights_that_do_not_fit_are_refused(envs, weights, message):
 
 
 def test_environments_that_cannot_be_mixed_are_refused():
-    with pytest.raises(ValueError, match=r"envs\.inner is a mixture"):
+    with pytest.raises(ValueError, match=r"another mixture \(envs\.inner\)"):
         Mixture(envs={"inner": make()}, weights={"inner": 1.0})
     env = Mixture(envs={"find": Lookup("lookup")}, weights={"find": 1.0})
     with pytest.raises(ValueError, match="examples of the environment 'find' have env='lookup'"):

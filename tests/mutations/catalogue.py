@@ -55,7 +55,7 @@ MUTATIONS = (
         "value_credit: values trained at every token of a turn",
         "rl/learner/value_credit.py",
         "else advantages, returns, starts)",
-        "else advantages, returns, exists)",
+        "else advantages, returns, trained)",
     ),
     Mutation(
         "token_table: every rollout has the position of the next one",

@@ -17,7 +17,7 @@ from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, enable_recompute, load_model
-from rl.model.lora import LoRA, adapter_weights
+from rl.model.lora import LoRA, adapter_recipes
 from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
 from tests.support import tiny_policy as tiny
@@ -195,7 +195,7 @@ class Adapted(Setup):
         return model
 
     def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
-        trained = {recipe.name: recipe.parts[0] for recipe in adapter_weights(self.twin)}
+        trained = {recipe.name: recipe.parts[0] for recipe in adapter_recipes(self.twin)}
         for name, parameter in trained.items():
             parameter.data.copy_(weights[name])
         value, gradient = tiny.reference(self.twin, rows, self.loss)

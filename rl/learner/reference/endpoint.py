@@ -1,9 +1,7 @@
 """A teacher on another vLLM server, which returns the logprobs of given tokens.
 
-Each request contains one row as its prompt. `prompt_logprobs` returns the logprob of each token,
-with the top_k most likely tokens if the loss compares distributions.
-
-N: completion tokens of a micro-batch, K: top_k.
+Each request contains one row as its prompt. The response contains the logprob of each token of the
+prompt (`prompt_logprobs`), and the top_k most likely tokens if the loss compares distributions.
 """
 
 import asyncio
@@ -26,7 +24,7 @@ from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
 _REQUESTS = 32  # maximum number of concurrent requests
-_LARGEST_MIB = 1024  # largest response: top_k candidates for each token of a row
+_LARGEST_MIB = 1024  # limit of a response, which has top_k candidates for each token of a row
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
@@ -71,9 +69,10 @@ class _RemoteTeacher(Reference):
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server has another tokenizer or a length limit that is too small.
+        """Raise RunFailed if the server's tokenizer or length limit does not fit the policy's rows.
 
-        Check nothing if the server does not answer or has no /tokenize route.
+        Compare the tokens of one text. Check nothing if the server does not answer or has no
+        /tokenize route.
         """
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
@@ -91,9 +90,9 @@ class _RemoteTeacher(Reference):
             )
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
-                f"{self._where} accepts {longest} tokens, but a row of max_seq_len={max_seq_len} "
-                f"and the token that it must generate are {max_seq_len + 1}: start the server with "
-                f"--max-model-len {max_seq_len + 1}, or lower max_seq_len"
+                f"{self._where} accepts {longest} tokens, but a request may contain max_seq_len="
+                f"{max_seq_len} tokens, and the server must generate one more: start the server "
+                f"with --max-model-len {max_seq_len + 1}, or lower max_seq_len"
             )
 
     def metrics(self) -> dict[str, float]:
@@ -155,7 +154,7 @@ class _RemoteTeacher(Reference):
         return self._read([entries[i] for i in places], [token_ids[i] for i in places])
 
     def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:
-        """Convert response entries {token: {logprob}}, one per scored token, to tensors."""
+        """Convert entries {token id: {"logprob": number}}, one per scored token, to tensors."""
         pairs = zip(entries, tokens, strict=True)
         logprobs = torch.tensor([entry[str(t)]["logprob"] for entry, t in pairs])
         if not self._top_k:

@@ -49,7 +49,8 @@ class InitialPolicy:
 class FrozenModel:
     """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
 
-    same_tokens: ClassVar[bool] = True  # the supervisor compares the tokenizers
+    # The model must have the policy's tokenizer. The supervisor checks this at the start.
+    same_tokens: ClassVar[bool] = True
 
     path: str
     revision: str | None

@@ -1,6 +1,6 @@
 """One teacher per environment of a mixture. It scores the rows of its environment.
 
-B: rows, N: completion tokens of a micro-batch.
+N: completion tokens of a micro-batch.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 
 
 class ReferenceChoice(Protocol):
-    """The interface of a reference's options in conf/reference."""
+    """The options of a choice in conf/reference, which can start a reference."""
 
     def start(self, setting: ReferenceSetting) -> Reference: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerEnvironment:
-    """The options of conf/reference/per_env.yaml: one teacher per environment, by name."""
+    """The options of conf/reference/per_env.yaml: teachers by the name of their environment."""
 
     teachers: Mapping[str, ReferenceChoice]
 
@@ -38,8 +38,9 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Call every teacher for every micro-batch, if necessary with an empty row. Under ZeRO-3
-        # `score` can be a collective, but the ranks may have rows of different environments.
+        # Call every teacher for every micro-batch, if necessary with a row without scored tokens.
+        # Under ZeRO-3 `score` can be a collective, so no rank may leave out a call, even if it has
+        # no row of a teacher's environment.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
@@ -69,7 +70,7 @@ class _Teachers(Reference):
 
 
 def _folder_of(folder: Path, i: int) -> Path:
-    """Return teacher `i`'s own folder, because teachers may write files of the same name."""
+    """Create and return teacher `i`'s folder. Teachers may write files of the same name."""
     own = folder / f"reference_{i}"
     own.mkdir(exist_ok=True)
     return own
@@ -89,8 +90,8 @@ def _rows_of(name: str, rows: Rows) -> Rows:
 def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
-    # [N] index in row order of each score, if scores are concatenated teacher by teacher
-    order = numbers.argsort(stable=True).to(rows.mask.device)
+    # The scores are concatenated teacher by teacher. order[i] is the index of score i in row order.
+    order = numbers.argsort(stable=True).to(rows.mask.device)  # [N]
 
     def reorder(scores: Tensor) -> Tensor:
         result = torch.empty_like(scores)

@@ -16,11 +16,11 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # False if `score` also computes padding, which the plan of micro-batches must then count
+    # False if `score` runs a model on padded rows. The plan of micro-batches then counts padding.
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        """Return logprobs of all completion tokens at the sampler's temperature."""
+        """Return logprobs of each micro-batch's completion tokens at the sampler's temperature."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
@@ -28,7 +28,7 @@ class Reference:
         return {}
 
     def after_step(self, step: int) -> None:
-        """Update the reference after `step` optimizer steps. The default changes nothing."""
+        """Update the reference after `step` training steps. The default changes nothing."""
 
     def save(self, folder: Path) -> None:
         """Write the state that `load` needs. The default writes nothing."""

@@ -203,7 +203,7 @@ def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
     assert main([str(tmp_path)]) == 0
     assert "2 updates, steps 5 to 5." in capsys.readouterr().out
     assert main([str(tmp_path), "steps=6"]) == 2
-    assert "trained no token in these steps" in capsys.readouterr().err
+    assert "has no trained token in these steps" in capsys.readouterr().err
 
 
 def test_a_run_of_an_older_version_is_refused_with_a_sentence(tmp_path, capsys):

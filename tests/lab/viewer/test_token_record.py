@@ -138,7 +138,7 @@ def test_a_record_of_other_tokens_is_reported_and_not_shown(tmp_path: Path):
         pq.write_table(shorter, path)
     answer = read(run, "000000.0")
     assert answer["rows"] == []
-    assert "the files are of two runs" in answer["why"]
+    assert "the files come from different runs" in answer["why"]
 
 
 def test_the_last_token_of_a_character_shows_it():

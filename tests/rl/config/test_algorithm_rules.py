@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "groups that are too old before they can be replayed": (
         {**REPLAY, "buffer.max_staleness": 4, "sampler.max_staleness": 4},
-        "sampler.max_staleness=4 versions may pass until their first batch: use buffer.max_st",
+        "sampler.max_staleness=4 versions old in its first batch: use buffer.max_staleness=12",
     ),
     "replays for a loss without a ratio": (
         {**REPLAY, "loss": chosen("loss", "reinforce")},
@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ, but one loss reads all: set equal values",
+        "differ, but the loss needs the same number from each teacher: set equal values",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},

@@ -76,17 +76,17 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"sampler.max_tokens": 256},
         "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
     ),
-    "prompts that only the server measures": (
+    "prompts that only vLLM measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
-        "length of a prompt of rl.sampling.tokens_chat.TokensClient is known only to the server",
+        "length of a prompt of rl.sampling.tokens_chat.TokensClient is unknown before its rollout",
     ),
     "prompts of a library": (
         {"sampler.max_prompt_len": 200, "env": VERIFIERS},
-        "length of a prompt of envs.verifiers.environment.Verifiers is known only to the server",
+        "length of a prompt of envs.verifiers.environment.Verifiers is unknown before its rollout",
     ),
     "prompts of a library, in a mixture": (
         {"sampler.max_prompt_len": 200, "env": MIXTURE | {"envs": {"words": VERIFIERS}}},
-        "length of a prompt of envs.verifiers.environment.Verifiers is known only to the server",
+        "length of a prompt of envs.verifiers.environment.Verifiers is unknown before its rollout",
     ),
     "row longer than the model": (
         {"max_seq_len": 512},

@@ -172,7 +172,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
         ),
         (
             "return TokenLoss(-tokens.logprobs, {'reward': tokens.logprobs})",
-            "a metric 'reward', which the run itself uses: choose another name",
+            "metrics named 'reward', which the run itself uses: choose other names",
             3,
         ),
         ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
@@ -232,9 +232,9 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (SUMS.replace("sum", "mean"), "do not add up to those of all tokens: return sums over"),
-        ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to those of all"),
-        (SUMS + " + 1", "of no tokens, that do not add up"),
+        (SUMS.replace("sum", "mean"), "do not add up to the result for all tokens: return"),
+        ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to the result"),
+        (SUMS + " + 1", "for no tokens do not add up"),
         (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
         ("return 3.0", "has statistics() that return float 3.0: return finite sums over the"),
         (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
@@ -265,16 +265,16 @@ def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> No
         ),
         {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
     )
-    assert "a metric 'correction_truncated', which another component uses" in the_problem(config)
+    assert "named 'correction_truncated', which another component uses" in the_problem(config)
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("reward", "tokens"), "a metric 'reward' and 'tokens', which the run itself uses"),
-        (("entropy",), "a metric 'entropy', which the run"),
-        (("grad_norm", "mine"), "a metric 'grad_norm', which the run"),
-        (("zero_gradient_fraction",), "a metric 'zero_gradient_fraction', which the run"),
+        (("reward", "tokens"), "metrics named 'reward' and 'tokens', which the run itself uses"),
+        (("entropy",), "metrics named 'entropy', which the run"),
+        (("grad_norm", "mine"), "metrics named 'grad_norm', which the run"),
+        (("zero_gradient_fraction",), "metrics named 'zero_gradient_fraction', which the run"),
     ],
 )
 def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
@@ -425,7 +425,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "strategy",
             "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
             "    async def play(self, group, play_one, size):\n        return []\n",
-            "returned no rollouts of `play_one`: return some of them",
+            "returned no rollouts: return some of those that `play_one` returned",
         ),
         (
             "env",

@@ -40,10 +40,10 @@ class Trainer:
         for step in range(self.last):
             self._publish(step)
             await asyncio.sleep(update_s)
-            found[step] = await self.evaluator.finish(step)
+            found[step] = await self.evaluator.wait_for_metrics(step)
             self.times[step] = loop.time()
         self._publish(self.last)
-        found[self.last] = await self.evaluator.finish(self.last)
+        found[self.last] = await self.evaluator.wait_for_metrics(self.last)
         task.cancel()
         return found
 
@@ -101,7 +101,7 @@ def test_every_rank_waits_for_the_same_evaluation_and_gets_the_same(tmp_path):
 
     async def rank(version: int, late: float) -> tuple[dict[str, float], float]:
         await asyncio.sleep(late)
-        metrics = await trainer.evaluator.finish(version)
+        metrics = await trainer.evaluator.wait_for_metrics(version)
         return metrics, asyncio.get_running_loop().time()
 
     async def main():
@@ -140,7 +140,7 @@ def test_tokens_of_another_version_end_the_run(tmp_path):
         trainer.evaluator.start(0)
         await asyncio.wait_for(trainer.evaluator.run(), 10)
 
-    with pytest.raises(AssertionError, match=r"the evaluation of 0 has tokens of \[0, 1\]"):
+    with pytest.raises(AssertionError, match=r"version 0 has tokens of versions \[0, 1\]"):
         run_virtually(main())
 
 
@@ -170,9 +170,9 @@ def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
     async def main():
         task = asyncio.ensure_future(trainer.evaluator.run())
         trainer.evaluator.start(0)
-        ranks = await asyncio.gather(*(trainer.evaluator.finish(0) for _ in range(2)))
+        ranks = await asyncio.gather(*(trainer.evaluator.wait_for_metrics(0) for _ in range(2)))
         trainer.evaluator.start(1)  # of the update that was running
-        assert [*ranks, await trainer.evaluator.finish(1)] == [{}, {}, {}]
+        assert [*ranks, await trainer.evaluator.wait_for_metrics(1)] == [{}, {}, {}]
         with pytest.raises(ExceptionGroup):
             await task
 
@@ -185,12 +185,12 @@ def test_no_rank_waits_for_a_cancelled_evaluation(tmp_path):
     async def main():
         task = asyncio.ensure_future(trainer.evaluator.run())
         trainer.evaluator.start(0)
-        rank = asyncio.ensure_future(trainer.evaluator.finish(0))
+        rank = asyncio.ensure_future(trainer.evaluator.wait_for_metrics(0))
         await asyncio.sleep(1.0)
         task.cancel()  # as a task group does after sampling has failed
         assert await asyncio.wait_for(rank, 60) == {}
         trainer.evaluator.start(1)
-        assert await asyncio.wait_for(trainer.evaluator.finish(1), 60) == {}
+        assert await asyncio.wait_for(trainer.evaluator.wait_for_metrics(1), 60) == {}
 
     run_virtually(main())
 

@@ -72,7 +72,7 @@ def test_a_repeated_server_or_a_missing_key_is_refused_before_anything_starts(mo
     with pytest.raises(ValueError, match=ONCE):
         external("http://a:1", "http://a:1/")
     monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(ValueError, match="api_key_variable=MY_KEY is not set: export this"):
+    with pytest.raises(ValueError, match="=MY_KEY names a variable that is not set: export it"):
         external("http://a:1", variable="MY_KEY")
 
 
@@ -88,7 +88,7 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     with Reaper() as reaper, LocalCluster().hosts(folder, reaper, Demand(0, 1, 1)) as hosts:
         Children(run, folder, reaper, plan, hosts)
     monkeypatch.delenv("MY_KEY")  # as on the hosts of a cluster
-    assert folder.private.servers_key.stat().st_mode & 0o77 == 0
+    assert folder.private.external_key.stat().st_mode & 0o77 == 0
     assert run.inference.names == ["inference0", "inference1"]
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
     (replica,) = started_replicas(folder, run.inference)

@@ -212,8 +212,9 @@ def test_a_server_that_could_not_score_the_longest_row_is_refused_before_it_come
     with pytest.raises(RunFailed) as caught:
         endpoint(url, folder)
     assert str(caught.value) == (
-        f"reference.url={url} accepts 64 tokens, but a row of max_seq_len=64 and the token that it "
-        "must generate are 65: start the server with --max-model-len 65, or lower max_seq_len"
+        f"reference.url={url} accepts 64 tokens, but a request may contain max_seq_len=64 tokens, "
+        "and the server must generate one more: start the server with --max-model-len 65, or lower "
+        "max_seq_len"
     )
 
 

@@ -425,7 +425,7 @@ def test_a_new_run_continues_with_the_optimizer_of_another_run_if_asked(setup, h
         checkpoint.mkdir(parents=True)
     torch.distributed.barrier()
     one.save(checkpoint)
-    one.policy.export(parent.export_of(checkpoint), parent.model())
+    one.policy.export(parent.export_of(checkpoint), parent.initial_model())
     child.set_model(parent.export_of(checkpoint))
     torch.distributed.barrier()
     one.update(second)

@@ -13,8 +13,8 @@ from rl.model.loading import load_model
 from rl.model.lora import (
     LoRA,
     active_module,
-    adapter_weights,
-    full_weights,
+    adapter_recipes,
+    full_recipes,
     without_adapter,
 )
 from tests.support import tiny_policy
@@ -73,7 +73,7 @@ def logits(model):
 @pytest.mark.parametrize("knobs", [{}, {"rslora": True}, {"modules_to_save": ["norm", "o_proj"]}])
 def test_merged_weights_are_those_of_pefts_own_merge(folder, knobs):
     model = adapted(folder, **knobs)
-    found = weights(full_weights(model))
+    found = weights(full_recipes(model))
     twin = PeftModel(load_model(folder, torch.float32, 0), copy.copy(model.peft_config["default"]))
     twin.get_base_model().load_state_dict(model.state_dict())
     merged = dict(twin.merge_and_unload().named_parameters())
@@ -88,7 +88,7 @@ def test_a_merge_in_bfloat16_rounds_once(folder):
     layer = model.model.layers[0].mlp.up_proj
     update = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double() * 3
     exact = layer.base_layer.weight.double() + update
-    merged = weights(full_weights(model))["model.layers.0.mlp.up_proj.weight"]
+    merged = weights(full_recipes(model))["model.layers.0.mlp.up_proj.weight"]
     assert merged.dtype == torch.bfloat16
     wrong = merged != exact.bfloat16()
     assert wrong.float().mean() < 0.001  # float32 may fall on the other side of a tie
@@ -99,7 +99,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_drawn_from_the_seed(folder):
     base, fresh = load_model(folder, torch.float32, 0), adapted(folder, trained=False)
     assert torch.equal(logits(base), logits(fresh))
     first, same, other = (
-        weights(adapter_weights(adapted(folder, seed=s, trained=False))) for s in (0, 0, 1)
+        weights(adapter_recipes(adapted(folder, seed=s, trained=False))) for s in (0, 0, 1)
     )
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert any(not torch.equal(first[name], other[name]) for name in first)
@@ -121,7 +121,7 @@ def test_only_the_adapter_is_trained_and_has_the_models_dtype(folder):
 
 
 def test_all_linear_means_every_linear_layer_but_the_head(untied):
-    names = {name.rsplit(".", 3)[1] for name in weights(adapter_weights(adapted(untied)))}
+    names = {name.rsplit(".", 3)[1] for name in weights(adapter_recipes(adapted(untied)))}
     assert {name.rsplit(".", 2)[0] for name in names} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }
@@ -134,7 +134,7 @@ def test_rank_alpha_and_rslora_reach_peft(folder):
 
 def test_target_modules_choose_the_layers(folder):
     model = adapted(folder, target_modules=["q_proj", "layers.1.mlp.down_proj"])
-    found = weights(adapter_weights(model))
+    found = weights(adapter_recipes(model))
     assert {name.removeprefix("base_model.model.model.layers.") for name in found} == {
         f"{layer}.lora_{matrix}.weight"
         for layer in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.down_proj")
@@ -198,12 +198,12 @@ def mixture(tmp_path_factory):
 def test_the_adapter_of_a_mixture_leaves_its_experts_frozen_and_its_names_unchanged(mixture):
     model = adapted(mixture)
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert {name.split(".")[-2] for name in weights(adapter_weights(model))} == {"lora_A", "lora_B"}
-    assert {name.split(".")[-3] for name in weights(adapter_weights(model))} == attention
+    assert {name.split(".")[-2] for name in weights(adapter_recipes(model))} == {"lora_A", "lora_B"}
+    assert {name.split(".")[-3] for name in weights(adapter_recipes(model))} == attention
     plain = {
         name: p.detach() for name, p in load_model(mixture, torch.float32, 0).named_parameters()
     }
-    merged = weights(full_weights(model))
+    merged = weights(full_recipes(model))
     assert merged.keys() == plain.keys()
     changed = {name.split(".")[-2] for name in plain if not torch.equal(merged[name], plain[name])}
     assert changed == attention
@@ -211,9 +211,9 @@ def test_the_adapter_of_a_mixture_leaves_its_experts_frozen_and_its_names_unchan
 
 def test_an_adapter_that_names_experts_is_refused_with_what_to_do(mixture):
     for named in (["q_proj", "up_proj"], ["layers.0.mlp.up_proj"]):
-        with pytest.raises(ValueError, match="target_modules names up_proj, which are experts"):
+        with pytest.raises(ValueError, match="target_modules names up_proj, which are matrices"):
             adapted(mixture, target_modules=named)
-    assert weights(adapter_weights(adapted(mixture, target_modules=["q_proj"])))
+    assert weights(adapter_recipes(adapted(mixture, target_modules=["q_proj"])))
 
 
 def test_a_dense_model_with_convolutions_gets_adapters_in_its_mlps():

@@ -116,7 +116,7 @@ def test_the_share_of_vllm_follows_the_smallest_gpu(sizes):
 def test_vllm_alone_on_a_small_gpu_is_refused_by_its_share_of_that_gpu():
     own = ["adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=1024"]
     planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.9")
-    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, which need"):
+    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, but"):
         planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.2")
 
 
@@ -136,13 +136,15 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
 
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_lower_it():
     sentence = (
-        r"GPU 0 has 80\.0 GiB for vLLM and trainer, which need [\d.]+ GiB: "
+        r"GPU 0 has 80\.0 GiB for vLLM and trainer, but [\d.]+ GiB are needed: "
         r"vLLM [\d.]+ = weights 7\.5 .*; "
         r"trainer [\d.]+ = optimizer 45\.0 .* Lower trainer\.tokens_per_micro_batch"
     )
     with pytest.raises(ConfigError, match=sentence):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=4096")
-    with pytest.raises(ConfigError, match=r"need 93\.9 GiB: .*; trainer 83\.4 = .* \+ step 15"):
+    with pytest.raises(
+        ConfigError, match=r"but 93\.9 GiB are needed: .*; trainer 83\.4 = .* \+ step 15"
+    ):
         planned(gpus(1, 80), "trainer.tokens_per_micro_batch=1024")  # 17 % more than the GPU has
     offloaded = ("deepspeed=zero3_offload_optimizer", "trainer.tokens_per_micro_batch=1024")
     planned(gpus(1, 80), *offloaded)  # is not refused
@@ -151,7 +153,8 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
     with pytest.raises(
-        ConfigError, match=r"the machine has 8\.0 GiB: trainer [\d.]+ = optimizer 45"
+        ConfigError,
+        match=r"the machine has 8\.0 GiB\. Largest process: trainer [\d.]+ = optimizer 45",
     ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 
@@ -162,7 +165,7 @@ def test_a_gpu_that_the_estimate_exceeds_by_a_little_is_warned_of_and_by_more_re
     taken = planned(gpus(2, 800), *own)[1][-1].need.on_device
     machine = [replace(gpus(2, 80)[0], device_memory=int(share * taken))]
     if ends == "refused":
-        with pytest.raises(ConfigError, match=r"GPU 0 has [\d.]+ GiB for trainer, which need"):
+        with pytest.raises(ConfigError, match=r"GPU 0 has [\d.]+ GiB for trainer, but"):
             planned(machine, *own)
     else:
         assert ("the run may fail" in planned(machine, *own)[2]) == bool(ends)

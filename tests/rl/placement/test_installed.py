@@ -15,7 +15,9 @@ def problem(host, packages, shared_memory=Path("/dev/shm"), **settings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(installed, "_version_of", packages.get)
         patch.setattr(installed, "_SHARED_MEMORY", shared_memory)
-        return installed.device_problem(host, **{"needs_vllm": True, "several": False, **settings})
+        return installed.device_problem(
+            host, **{"needs_vllm": True, "uses_nccl": False, **settings}
+        )
 
 
 @pytest.mark.parametrize(
@@ -44,8 +46,8 @@ def test_packages_that_suit_the_devices_are_not_refused():
 
 def test_shared_memory_of_a_container_is_checked_where_gpus_exchange_tensors(tmp_path):
     empty = Path("/proc")  # a file system without space
-    found = problem(ONE, CUDA, several=True, shared_memory=empty)
+    found = problem(ONE, CUDA, uses_nccl=True, shared_memory=empty)
     assert "start the container with --shm-size=16g or --ipc=host" in str(found)
-    assert problem(ONE, CUDA, several=False, shared_memory=empty) is None
-    assert problem(NONE, CPU, several=True, shared_memory=empty) is None
-    assert problem(ONE, CUDA, several=True, shared_memory=tmp_path / "none") is None
+    assert problem(ONE, CUDA, uses_nccl=False, shared_memory=empty) is None
+    assert problem(NONE, CPU, uses_nccl=True, shared_memory=empty) is None
+    assert problem(ONE, CUDA, uses_nccl=True, shared_memory=tmp_path / "none") is None

@@ -22,7 +22,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.plan import batch_rewards, plan, weighted_rows
+from rl.rollouts.plan import plan, rollout_fields, weighted_rows
 from rl.rollouts.service import RolloutService
 from rl.runtime.folder import RunFolder
 from tests.support.composing import chosen, learned
@@ -280,7 +280,7 @@ def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(n
     rows = weighted_rows([made], token_mean)
     assert [r.rollout_id for r in rows] == ([0] if needs_score else [0, 1])
     assert rows[0].token_weights[-1] == np.float32(1 / 2 if needs_score else 1 / 100)
-    assert batch_rewards([made])["lengths"].tolist() == [2, 0 if needs_score else 98]
+    assert rollout_fields([made])["lengths"].tolist() == [2, 0 if needs_score else 98]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
 
 
 def test_the_trainer_gets_the_shaped_rewards_and_their_groups():
-    told = batch_rewards(GROUPS)
+    told = rollout_fields(GROUPS)
     np.testing.assert_array_equal(
         told["rewards"], np.array([1, 0, 1.5, np.nan, np.nan], np.float32)
     )

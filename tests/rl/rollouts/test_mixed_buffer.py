@@ -240,6 +240,6 @@ def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
     nodes = {key: config[key] for key in ("model", "buffer")}
     run: Any = SimpleNamespace(**nodes, seed=0, group_size=1, max_seq_len=256)
     folder, env = tiny_model(tmp_path), Showing()
-    made = main._buffer(run, SimpleNamespace(model=lambda: folder), env)
+    made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
     assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks

@@ -14,7 +14,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.plan import batch_rewards, weighted_rows
+from rl.rollouts.plan import rollout_fields, weighted_rows
 from rl.rollouts.service import trained_line
 
 EXAMPLE = Example(0, "e", [])
@@ -108,7 +108,7 @@ def test_a_batch_names_the_reward_of_each_role_and_knows_which_rollouts_were_com
     metrics = batch_metrics(groups, 0)
     assert metrics["role/a/reward"] == pytest.approx(2 / 3)
     assert metrics["role/b/reward"] == pytest.approx(2 / 3)
-    fields = batch_rewards(groups)
+    fields = rollout_fields(groups)
     assert fields["group_ids"].tolist() == [0, 1, 0, 1, 1, 2, 3]
     # Prompts of different roles differ: 4 of them, and a token's weight is 1 / (4 * its tokens).
     rows = weighted_rows(groups, prompt_mean)

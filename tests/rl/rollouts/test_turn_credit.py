@@ -17,7 +17,7 @@ from rl.records import Group, Rollout, TrainingRow
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.credit import GroupCredit, RewardShaping
-from rl.rollouts.plan import batch_rewards, plan_batch, weighted_rows
+from rl.rollouts.plan import plan_batch, rollout_fields, weighted_rows
 from rl.rollouts.service import trained_line
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
@@ -154,7 +154,7 @@ def test_the_columns_of_a_token_do_not_depend_on_the_split(ranks, budget):
         *((0, 0, 0, 5.0), (0, 1, 0, 5.0), (0, 2, 1, 6.0)),
         *((0, 3, 2, 7.0), (0, 4, 2, 7.0), (0, 5, 2, 7.0), (1, 0, 0, 8.0)),
     }
-    told = batch_rewards([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)])
+    told = rollout_fields([Group(0, EXAMPLE, 0, (FORKED, SHORT), made)])
     np.testing.assert_array_equal(told["turn_rewards"], [[2, 0, 0], [0, np.nan, np.nan]])
     assert told["lengths"].tolist() == [6, 1]
 

@@ -40,7 +40,7 @@ def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(
     with socket.socket(socket.AF_UNIX) as listener:  # as vLLM names its own
         listener.bind(str(temporary / str(uuid.uuid4())))
 
-    run_folder.clear_processes()
+    run_folder.clear_process_files()
 
     assert not temporary.exists()
     assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
@@ -53,10 +53,10 @@ def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_original(depth, tmp_pa
     original.private.make_key()
     shutil.copytree(original.path, copy.path, symlinks=True)
     copy.private.make()
-    copy.clear_processes()
+    copy.clear_process_files()
     assert original.private.read_key()
     sockets = original.private.path.resolve()
-    original.clear_processes()
+    original.clear_process_files()
     assert not sockets.exists()
 
 
@@ -97,7 +97,7 @@ def test_clean_up_does_not_follow_links(tmp_path, name):
     run_folder = RunFolder(tmp_path / "run")
     run_folder.path.mkdir()
     (run_folder.path / name).symlink_to(precious.parent)
-    run_folder.clear_processes()
+    run_folder.clear_process_files()
     assert precious.exists()
     assert not (run_folder.path / name).is_symlink()
 
@@ -109,7 +109,7 @@ def test_clean_up_deletes_broken_links_plain_files_and_incomplete_checkpoints(tm
     for name in (".step_000004.incomplete", "step_000002", ".step_000001.deleted"):
         (run_folder.checkpoints / name).mkdir(parents=True)
         (run_folder.checkpoints / name / "optimizer").write_text("large")
-    run_folder.clear_processes()
+    run_folder.clear_process_files()
     assert list(tmp_path.iterdir()) == [run_folder.checkpoints]
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_000002"]
 
@@ -127,17 +127,17 @@ def test_compiled_pytorch_code_outlives_the_temporary_files(tmp_path, monkeypatc
     subprocess.run([sys.executable, "-c", _COMPILES], env={**os.environ, **ours}, check=True)
     assert [*(tmp_path / "compiled").rglob("*.so")]
     assert not [*Path(ours["TMPDIR"]).rglob("*.gch")]
-    run_folder.clear_processes()
+    run_folder.clear_process_files()
 
 
 def test_preparations_of_a_failed_start_are_deleted_but_not_the_requested_model(tmp_path):
     folder = RunFolder(tmp_path)
     for path in (folder.built_model, folder.warm_start):
         path.mkdir()
-    folder.clear_preparations(but=str(folder.built_model))
+    folder.clear_preparations(keep=str(folder.built_model))
     assert folder.built_model.is_dir()
     assert not folder.warm_start.exists()
-    folder.clear_preparations(but=None)
+    folder.clear_preparations(keep=None)
     assert not folder.built_model.exists()
 
 

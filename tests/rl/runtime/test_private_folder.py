@@ -40,7 +40,7 @@ def run_folder(
 def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run_folder):
     private = run_folder.private
     private.make_key()
-    private.store_servers_key("theirs")
+    private.store_external_key("theirs")
     (run_folder.path / "metrics.jsonl").write_text("for everybody")
 
     def connect(path: Path) -> str:
@@ -58,7 +58,7 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
             {
                 "public": (run_folder.path / "metrics.jsonl").read_text,
                 "key": private.key.read_text,
-                "key of servers": private.servers_key.read_text,
+                "key of servers": private.external_key.read_text,
                 "list": lambda: os.listdir(private.path),
                 "list temporary": lambda: os.listdir(private.temporary),
                 "write": lambda: (private.path.resolve() / "key").write_text("mine"),

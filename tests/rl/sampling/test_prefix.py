@@ -255,5 +255,5 @@ def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
         given = prefix_of(root, 0, 2)
         return [root, await play_one(group.example, seed=1, prefix=given, hint="")]
 
-    with pytest.raises(ValueError, match="a prefix was sampled after another first prompt"):
+    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
         played(ask, ScoringClient("good"), hint="Say good.")

@@ -146,7 +146,10 @@ def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
     ("stop", "sentence"),
     [
         (["a", ""], "sampler.stop contains an empty text, which would end every turn: remove it"),
-        (list("abcde"), "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some"),
+        (
+            list("abcde"),
+            "sampler.stop has 5 texts, but the OpenAI API accepts at most 4: remove some",
+        ),
     ],
 )
 def test_invalid_stop_texts_are_refused(stop, sentence):

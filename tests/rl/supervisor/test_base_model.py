@@ -63,7 +63,7 @@ def test_another_model_is_refused(deleted, run_folder, model):
     (model / "config.json").unlink()
     if deleted:
         model.rmdir()
-    with pytest.raises(ConfigError, match=r"run started from .*model, but .* is another model"):
+    with pytest.raises(ConfigError, match=r"run started, and do not fit .*: restore .*/model, or"):
         model_of(run_folder, lambda: other)
 
 
@@ -105,4 +105,4 @@ def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, mo
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         run_folder.set_model(model / "other", "123")
-    assert run_folder.model() == model
+    assert run_folder.initial_model() == model

@@ -86,7 +86,7 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
     resolved("sync=shm")
     resolved(on=GPUS)
     for targets in ("[gate_proj]", "[layers.0.mlp.down_proj,q_proj]"):
-        with pytest.raises(ConfigError, match=r"target_modules names \w+_proj, which are experts"):
+        with pytest.raises(ConfigError, match=r"target_modules names \w+_proj, which are matrices"):
             resolved("sync=shm", f"adapter.target_modules={targets}")
     tiny = composed("model=tiny-moe", "adapter=lora", f"output_dir={tmp_path}", "run_name=r")
     assert not resolve(tiny, [Host()]).run.pushes_adapter  # sync=auto sends all weights

@@ -160,7 +160,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "few logits": (
         lambda m: changed_json(m / "config.json", vocab_size=256),
-        "has the vocab_size 256, but its tokenizer has tokens beyond it ('<|im_start|>', '<|im_en",
+        "has the vocab_size 256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>",
     ),
 }
 

@@ -13,7 +13,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes
 from rl.inference.server import SERVED_AS
 from rl.model.loading import load_model
-from rl.model.lora import LoRA, adapter_weights, full_weights
+from rl.model.lora import LoRA, adapter_recipes, full_recipes
 from rl.rollouts.plan import plan
 from rl.runtime.failure import RunFailed
 from rl.runtime.network import Address
@@ -42,10 +42,10 @@ class OnePolicy:
         self.engine = SimpleNamespace(module=self)
 
     def weights(self, places=None):
-        return {recipe.name: recipe.make(*recipe.parts) for recipe in full_weights(self.model)}
+        return {recipe.name: recipe.make(*recipe.parts) for recipe in full_recipes(self.model)}
 
     def adapter_weights(self):
-        return {recipe.name: recipe.make(*recipe.parts) for recipe in adapter_weights(self.model)}
+        return {recipe.name: recipe.make(*recipe.parts) for recipe in adapter_recipes(self.model)}
 
     def step(self):
         self.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data += 1
