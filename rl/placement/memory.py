@@ -107,6 +107,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
     # At the start every rank loads the whole model into host memory.
     host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
+    if pushed and run.transport.has("on_gpus"):
+        stays["push"] = whole
     return Need(device={"runtime": _CUDA_RUNTIME, **stays}, host=host)
 
 
@@ -118,6 +120,8 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
         # A push loads a new copy of a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
+        if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
+            push += weights  # each worker receives all weights
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})

@@ -207,6 +207,17 @@ def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
     assert mixture.largest == 128 * 2 * 768 * 2048  # gate and up of all experts of a layer
 
 
+def test_weights_that_stay_on_gpus_are_counted_once_more_there():
+    whole, few = 2 * SIZES.parameters, "trainer.tokens_per_micro_batch=4096"
+    for sync, at_vllm in (("ipc", 0), ("nccl", whole), ("shm", 0)):
+        _, parts, _ = planned(gpus(4, 80), "adapter=lora", few, f"sync={sync}")
+        needs = [(part.name, part.need.device.get("push", 0)) for part in parts]
+        largest = 2 * 2 * SIZES.largest
+        assert [need for name, need in needs if name == "vLLM"] == [largest + at_vllm] * 2
+        first = 0 if sync == "shm" else whole
+        assert [need for name, need in needs if name == "trainer"] == [first, 0]
+
+
 def test_every_rank_loads_the_whole_model_into_host_memory():
     _, parts, _ = planned(gpus(8, 80), "deepspeed=zero3", "trainer.gradient_checkpointing=true")
     other = next(p.need.host for p in reversed(parts) if p.name == "trainer")
