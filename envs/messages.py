@@ -106,10 +106,7 @@ def opening_of(messages: list[Any]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """Return the reasoning, the content and the tool calls of a message as one text.
-
-    A message that is not a mapping becomes JSON text.
-    """
+    """Return the reasoning, the content and the tool calls of a message as one text."""
     if not isinstance(message, dict):
         return _as_text(message)
     parts = [message.get("reasoning_content"), message.get("content")]

@@ -37,11 +37,7 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    r"""Return the final answer in a text; None if the text contains none.
-
-    It is the content of the last \boxed{}, else the text after the last ####, else the last number.
-    The reasoning before </think> is ignored.
-    """
+    """Return `marked_answer` of a text without its reasoning, else the last number, else None."""
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
@@ -103,7 +99,6 @@ class Grader:
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,

@@ -28,8 +28,6 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 
 class TasksetAdapter:
-    """The adapter for a taskset and the library's environment that plays it."""
-
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """Load the environment. `args`: the `env` table of the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))

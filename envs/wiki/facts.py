@@ -88,7 +88,6 @@ def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> R
 
 
 def _titles(row: Row) -> list[str]:
-    """Return the cells of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
 
