@@ -41,10 +41,7 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
 
 
 def to_api_format(message: Message, *dropped: str) -> Message:
-    """Return a message as the OpenAI API expects it, without the keys `dropped`.
-
-    The arguments of tool calls become JSON text unless they are text already.
-    """
+    """Return a message as the OpenAI API expects it, without the keys `dropped`."""
     calls = []
     for call in message.get("tool_calls") or []:
         name, given = call["function"]["name"], call["function"]["arguments"]

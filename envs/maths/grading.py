@@ -64,10 +64,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm.
-
-    LaTeX spacing, outer $ signs and a final full stop are removed.
-    """
+    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
