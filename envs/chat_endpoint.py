@@ -63,15 +63,11 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Check the address and the key by a request for the list of models, which costs nothing.
-
-        Raise `raises` if the server does not answer or refuses the key. Ignore other errors,
-        because some servers do not offer this list.
-        """
+        """Ask for the list of models. Raise `raises` if the key is refused or no answer comes."""
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:
-            if error.status in (0, 401, 403):
+            if error.status in (0, 401, 403):  # not 404, because some servers lack this list
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:

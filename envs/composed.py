@@ -6,16 +6,7 @@
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
 Every `_target_` is an import path. Your own modules must be in the current folder or on PYTHONPATH.
-envs/binding.py assigns objects to parameters. Related tools may form a named set:
-
-    toolsets:
-      search:
-        _target_: envs.composed.Toolset
-        tools: [{_target_: my_package.search, limit: 3}]
-        shared: {pages: {_target_: my_package.load_index, path: pages.json}}
-        bindings: {search.index: pages}            # the parameter `index` of search gets `pages`
-
-`~env.toolsets.search` on the command line removes the set.
+envs/binding.py assigns objects to parameters. docs/environments.md has an example with a toolset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,8 +90,7 @@ class Composed(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield random training prompts, each with its answer.
 
-        Raise ValueError if the environment has tools or `holds_conversation`, or if the examples
-        have no answers.
+        Raise ValueError if the environment has tools or the examples have no answers.
         """
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
@@ -118,10 +108,7 @@ class Composed(Environment):
 def _functions_and_weights(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return the reward functions and their weights, by name.
-
-    An entry of `given` that has no weight of its own gets the weight in `weights`, if any.
-    """
+    """Return the reward functions and their weights, by name."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}

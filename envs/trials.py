@@ -13,7 +13,8 @@ from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
 _LONGEST = 32  # an answer of this many characters gets the full reward `length`
-_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # reward -> probability that it is 1 - exact
+# Reward name -> probability that the reward is flipped, to 1 minus `exact`.
+_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 
@@ -48,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`. A share `uneven` of the indices gets one letter of it or four copies."""
+        """Return `word`, or for a share `uneven` of the indices one letter or four copies of it."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -76,11 +77,7 @@ class Trials(ReverseText):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations about `turns` words.
-
-        A share `copy_tasks` of the conversations asks for copies. In the others, the expert wrongly
-        copies a share `copied` of the words.
-        """
+        """Yield conversations about `turns` words."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Config(JupyterMixin):
-    """A composed configuration. To change a value, compose again with another override.
-
-    A notebook and `rich.print` show all values as YAML.
-    """
+    """A composed configuration. To change a value, compose again with another override."""
 
     overrides: list[str]
     values: dict[str, Any]  # nested like the YAML files, with every interpolation resolved
@@ -134,9 +131,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
 def train(config: Config | Sequence[str]) -> Run:
     """Train until the run ends, and return its results. `config` may be a list of overrides.
 
-    Raises:
-        ConfigError: the configuration cannot work. No step was done.
-        RunFailed: the run ended early because of an error.
+    Raise ConfigError if the configuration cannot work, and RunFailed if the run ends early.
     """
     chosen = config if isinstance(config, Config) else compose(config)
     supervise(
@@ -149,12 +144,7 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Sample rollouts of held-out examples, and return the results.
-
-    The options are those of evaluate.py, such as
-
-        sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
-    """
+    """Sample rollouts of held-out examples with the options of evaluate.py. Return the results."""
     chosen = config if isinstance(config, Config) else compose(config, "evaluate")
     evaluate(chosen.values, overrides=chosen.overrides)
     return _run_of(chosen)

@@ -114,10 +114,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of ExportedEnv.
-
-    Its agent needs no container, because the harness starts no program.
-    """
+    """The options of ExportedEnv. The harness starts no program, so it needs no container."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

@@ -193,10 +193,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from the recorded rewards.
-
-    These are the rewards after truncation and shaping. `name`: the arm, for error messages.
-    """
+    """Return the tokens with the advantages that `run` computes from recorded, shaped rewards."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

@@ -142,10 +142,7 @@ def _print_steps(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Compare two gradients [N] of the same tokens. Return the values of `COLUMNS` from cosine on.
-
-    If a gradient is zero, some of these numbers are NaN or infinite.
-    """
+    """Compare two gradients [N] of the same tokens. Return their `COLUMNS` from cosine on."""
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
     moved = ((base != 0) | (arm != 0)).sum()

@@ -44,11 +44,7 @@ class RecordedBatch:
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
-    """Return the recorded tokens of a step of the run in folder `path`.
-
-    Raises:
-        ValueError: the run has no token record of this step and update.
-    """
+    """Return the recorded tokens of a step of the run in folder `path`, or raise ValueError."""
     folder = RunFolder(Path(path))
     batches = recorded_batches(folder, step)
     if not 0 <= update < len(batches):

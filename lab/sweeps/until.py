@@ -33,8 +33,6 @@ MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more job
 
 
 class UntilDecided(ChoosingSweeper):
-    """A Hydra sweeper that runs each arm with seeds 0, 1, 2, ... until the arm is decided."""
-
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
         assert self.config is not None

@@ -121,10 +121,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour.
-
-    `paths` are the token files of one step. The second value is None if all gradients are 0.
-    """
+    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

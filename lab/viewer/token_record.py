@@ -111,8 +111,7 @@ def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]
 def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token's gradient is 0, or None if it is not 0 or was not recorded.
 
-    `flagged`: names of the loss metrics that are not 0 at the token. `options`: the loss's numeric
-    options.
+    `flagged`: names of the loss metrics that are not 0 at the token.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
