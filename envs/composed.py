@@ -18,6 +18,7 @@ from envs.binding import Binder, Objects
 from envs.datasets import Dataset
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant
+from envs.options import check_at_least
 from envs.protocol import Environment
 from envs.tools import Function, unwrap
 
@@ -61,9 +62,10 @@ class Composed(Environment):
         binder = Binder(_merge(sets, "bindings"), self._objects)
         named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
         binder.check([*named, *functions.items()])
+        super().configure(tool_timeout=tool_timeout, max_concurrent=max_concurrent)
+        check_at_least(1, max_turns=max_turns)
         self.name, self.max_turns = name, max_turns
-        self.tool_timeout, self.describe_tools = tool_timeout, describe_tools
-        self.max_concurrent, self._dataset = max_concurrent, dataset
+        self.describe_tools, self._dataset = describe_tools, dataset
         self.tools = [binder.tool(tool) for tool in tools]
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):

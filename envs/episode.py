@@ -53,6 +53,7 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
+    number: int = 0  # number of the rollout among those that the strategy plays of the example
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     reward: float | None = None  # set only for teacher_messages to read; None if the episode failed
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores

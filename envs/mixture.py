@@ -61,6 +61,10 @@ class Mixture(Environment):
                 env.sampling = parse_limits(sampling[name], f"env.sampling.{name}")
 
     @property
+    def scores_groups(self) -> bool:
+        return any(env.scores_groups for env in self._envs.values())
+
+    @property
     def is_multi_turn(self) -> bool:
         return any(env.is_multi_turn for env in self._envs.values())
 

@@ -34,7 +34,7 @@ class Trials(ReverseText):
         super().__post_init__()
         self.reward_weights = {name: weight for name, weight in weights.items() if weight}
         check_weights(self.reward_weights, _REWARDS)
-        self.max_turns, self._noise = self.turns, Random("trials/noise")
+        self.max_turns = self.turns
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
@@ -65,13 +65,15 @@ class Trials(ReverseText):
         pairs = list(zip(said, info["words"], strict=False))
         backwards = sum(text == word[::-1] for text, word in pairs) / self.turns
         copies = sum(text == word for text, word in pairs) / self.turns
+        # No common generator, because episodes end in any order and a resumed run repeats some.
+        place = f"{episode.policy_version}:{episode.example.id}:{episode.number}"
         return {
             "exact": backwards,
             "copied": copies,
             "length": min(sum(map(len, said)) / self.turns / _LONGEST, 1.0),
             **{
-                name: 1 - backwards if self._noise.random() < probability else backwards
-                for name, probability in _FLIPS.items()
+                name: 1 - backwards if Random(f"{name}:{place}").random() < share else backwards
+                for name, share in _FLIPS.items()
             },
             **({"kept": copies} if info["is_copy"] else {}),
         }

@@ -28,6 +28,7 @@ from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.shipped import CONF
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
@@ -79,7 +80,7 @@ class Run(JupyterMixin):
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((n, line) for n, path in files.items() if path.is_file() for line in path.open())
+        lines = ((step, line) for step, path in files.items() for line in LineTail(path).read())
         return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":

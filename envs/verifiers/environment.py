@@ -41,7 +41,7 @@ class Verifiers(Environment):
     max_concurrent: int | None = field()
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_train=self.num_train)
+        check_at_least(1, num_train=self.num_train, max_concurrent=self.max_concurrent)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set by `_rows`, which loads the environment

@@ -37,6 +37,7 @@ class RecordedBatch:
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
     num_untrained: int  # number of recorded rows that no trainer rank trained
+    is_whole: bool  # whether every trained rollout of the step was recorded
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -84,6 +85,7 @@ def _batch(
     for row, length in zip(rows, lengths, strict=True):
         positions.append(torch.arange(seen[row.id], seen[row.id] + length))
         seen[row.id] += length
+    trained = {id for id, line in lines.items() if line["used"] and line["tokens"]}
     has = rows[0].trained.keys()
     tokens = Tokens(
         logprobs=column("pi"),
@@ -110,6 +112,7 @@ def _batch(
         rows=rows,
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
+        is_whole=trained <= places.keys(),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -191,9 +191,12 @@ def _results(
                 factor = num_others * st.looks_factor(looks[index] + 1)
                 needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
-            failing = (name for name, those in others if those[index].decision != decision)
-            if undecided_if := next(failing, ""):
-                decision, needed = st.OPEN, None
+            failing = {name: s[index] for name, s in others if s[index].decision != decision}
+            if undecided_if := next(iter(failing), ""):
+                # No number of seeds changes a sequential decision that was made under another
+                # assumption. `seeds_needed` is None for such a state.
+                longest = max(one.seeds_needed or inf for one in failing.values())
+                decision, needed = st.OPEN, longest if smallest_effect else None
         several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(

@@ -124,7 +124,7 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if token.get("kept") == 0:
         return "the token's weight * correction is 0"
     if advantage == 0:
-        return "advantage 0: the rollout is as good as its group"
+        return "advantage 0: the reward equals its baseline, such as the mean of the group"
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
