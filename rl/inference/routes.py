@@ -101,11 +101,13 @@ class VLLMRoutes:
         return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
-        """Return the number of vLLM's worker processes, which each hold a part of the weights."""
-        return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
+        """Return the number of vLLM's worker processes. Each holds a part of the weights."""
+        return self._post("/get_world_size?include_dp=false", method="GET")["world_size"]
 
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = self._request("POST", path, body)
+    def _post(
+        self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
+    ) -> dict[str, Any]:
+        response = self._request(method, path, body)
         if response.status_code != httpx.codes.OK:
             raise RunFailed(
                 f"vLLM refused `{_route(path)}`: {response.text[:500]}; see {self.replica.log}"
@@ -174,7 +176,7 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     """Return how many prompt tokens vLLM has received, and how many of them its cache contained."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
-            text = client.get("/metrics").text
+            text = client.get("/metrics").raise_for_status().text
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
@@ -186,10 +188,16 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
 
 
 def wait_until_healthy(
-    replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
+    replica: Replica,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    began: float | None = None,
 ) -> None:
-    """Block until vLLM answers its health route. `check` raises if vLLM has ended."""
-    deadline = time.monotonic() + timeout
+    """Block until vLLM answers, at most `timeout` seconds after `began` (time.monotonic()).
+
+    `check` is called after each failed attempt. It raises if vLLM has ended.
+    """
+    deadline = (time.monotonic() if began is None else began) + timeout
     while not is_healthy(replica):
         check()
         if time.monotonic() > deadline:
