@@ -235,7 +235,6 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "advantage": advantages if len(advantages) != 1 else advantages[0],
         "num_rows": len(rollout.rows),
         "tokens": len(versions),
-        # Demonstrations have no policy version.
-        "versions": np.unique(versions[versions >= 0]).tolist(),
+        "versions": np.unique(versions[versions >= 0]).tolist(),  # [] for demonstrations
         "used": used and credit.trains,
     }

@@ -39,17 +39,13 @@ class MetricsFile:
             self._file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and flush the file. A value that is not finite becomes null."""
         row: Row = {"step": step, "time": time.time()}
         row |= {name: finite_float(value) for name, value in metrics.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Remove broken lines and the lines of steps after `step`, which the run will repeat.
-
-        The removed lines of later steps are appended to metrics.dropped.jsonl.
-        """
+        """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
@@ -77,7 +73,6 @@ class MetricsTail:
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
-    """Return all valid lines of a run's metrics.jsonl, in file order."""
     return MetricsTail(run_folder).read()
 
 

@@ -31,8 +31,7 @@ class FittingExamples(LazyExamples):
     ) -> None:
         """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        # A prompt with this number of tokens or more is too long.
-        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
+        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too many tokens
         if max_prompt_len is None:
             self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:
@@ -60,7 +59,6 @@ class FittingExamples(LazyExamples):
         )
 
     def _tokens_if_too_long(self, index: int) -> int:
-        """Return the number of tokens if the prompt is too long, else 0. May log a warning."""
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_if_too_long(example)

@@ -138,10 +138,7 @@ class RendererChat(Chat):
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return whether even a completion of maximum length ends before rollout_timeout.
-
-        Otherwise one slow completion would make the shared request of the whole group time out.
-        """
+        """Return whether even a completion of maximum length ends before rollout_timeout."""
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:

@@ -14,8 +14,7 @@ def with_rewards(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Raise ValueError if a reward with a weight is missing. This is checked once per environment and
-    role. `checked` contains the environments and roles that have passed.
+    Raise ValueError if a weighted reward is missing. `checked` lists what has been checked before.
     """
     key = f"{env.name} {rollout.role}"
     if rewards and key not in checked:

@@ -42,10 +42,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly.
-
-        Skip the lines that name another environment than `env`, unless every line does.
-        """
+        """Yield random conversations of `env` endlessly, or of all environments if it has none."""
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known

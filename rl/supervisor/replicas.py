@@ -73,7 +73,6 @@ class Replicas:
         self._pool = ThreadPoolExecutor(len(replicas))  # one thread per server
 
     def start(self) -> None:
-        """Start all servers without waiting until they answer."""
         for one in self._all:
             self._start(one)
 

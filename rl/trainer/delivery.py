@@ -120,10 +120,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """On rank 0, push the newest version to restarted vLLMs.
-
-        Return {name: incarnation} of all vLLMs with this version, or {} if none has restarted.
-        """
+        """Push to restarted vLLMs. Return {name: incarnation} of all vLLMs, {} without restart."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart

@@ -1,7 +1,4 @@
-"""Record the batches of steps whose loss or gradient is not finite.
-
-After several such steps in a row, end the run.
-"""
+"""Record the batches of non-finite steps, and end the run after several of them in a row."""
 
 import logging
 
@@ -27,11 +24,8 @@ class NonFiniteSteps:
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
         """Record all tokens of the batch if the step was skipped, even with record=none.
 
-        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. After
-        five recorded steps, record a step only if it ends the run. Collective.
-
-        Raises:
-            RunFailed: too many steps in a row were skipped.
+        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. Raise
+        RunFailed after too many such steps in a row. Collective.
         """
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:

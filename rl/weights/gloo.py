@@ -102,10 +102,7 @@ class GlooSender(Sender):
 
 
 def _run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread.
-
-    A call of gloo cannot be interrupted. In a non-daemon thread it would block the process's exit.
-    """
+    """Run `work` in a daemon thread, because a call of gloo that hangs would block the exit."""
     future: Future[T] = Future()
 
     def run() -> None:
