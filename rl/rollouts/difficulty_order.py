@@ -25,10 +25,7 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 
 
 class DifficultyOrder(ExampleOrder):
-    """Draws easy, normal and hard examples by weight (conf/order/difficulty).
-
-    For a mixture, the environment is drawn first, by its weight. Each environment has three queues.
-    """
+    """Draws an environment of a mixture by its weight, then one of its three queues by weight."""
 
     ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
 

@@ -27,8 +27,6 @@ from rl.wire import pack, unpack
 
 
 class MixedBuffer(FifoBuffer):
-    """Adds replayed groups and demonstrations to batches (options: conf/buffer/replay)."""
-
     # (seed, example) -> demonstrations. The rollouts process sets it if demonstration_share > 0.
     demonstrate: Callable[[str, Example], tuple[Rollout, ...]] | None = None
 

@@ -45,10 +45,8 @@ _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, which may be a mixture."""
-
     sampler: PolicySampler
-    env: Environment
+    env: Environment  # may be a mixture
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None  # seed of the run; None: requests have no seed

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 
 class FittingExamples(LazyExamples):
-    """The examples of a pool. Reading an example with a too long prompt returns another one."""
-
     def __init__(
         self,
         examples: Sequence[Example],
@@ -31,7 +29,7 @@ class FittingExamples(LazyExamples):
     ) -> None:
         """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too many tokens
+        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # this length is too long
         if max_prompt_len is None:
             self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:

@@ -14,7 +14,7 @@ def with_rewards(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Raise ValueError if a weighted reward is missing. `checked` lists what has been checked before.
+    Raise ValueError if a weighted reward is missing, unless `checked` has the environment and role.
     """
     key = f"{env.name} {rollout.role}"
     if rewards and key not in checked:

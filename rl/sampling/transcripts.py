@@ -25,8 +25,6 @@ _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptSampler(ImitationSampler):
-    """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files."""
-
     path: str
     min_reward: float | None
 

@@ -38,8 +38,6 @@ StartReplica = Callable[[Replica], Process | None]  # returns None for an extern
 
 @dataclass(eq=False)
 class WatchedReplica:
-    """One vLLM server, with its process and its observed state."""
-
     replica: Replica
     status: Status
     child: Process | None = None

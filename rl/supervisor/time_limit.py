@@ -27,8 +27,6 @@ _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
 class TimeLimit:
-    """A timer that requests the end of a run shortly before max_time."""
-
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
         """Start the timer. `max_time`: seconds, or a text such as 3h30m; None: no limit."""
         self.is_over, self._max_time = False, max_time
@@ -61,7 +59,7 @@ class TimeLimit:
 
 
 def seconds_to_save(rows: Sequence[Row], assumed: float = _CHECKPOINT_S) -> float:
-    """Return the seconds of a step, a checkpoint (`assumed` until measured) and the run's end."""
+    """Estimate the seconds of a step, a checkpoint (`assumed` until measured) and the run's end."""
     step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
     known = checkpoint if checkpoint > _NO_CHECKPOINT_S else assumed

@@ -120,7 +120,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push to restarted vLLMs. Return {name: incarnation} of all vLLMs, {} without restart."""
+        """Update restarted vLLMs. Return {name: incarnation} of all vLLMs, {} if none restarted."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart

@@ -1,4 +1,4 @@
-"""Record the batches of non-finite steps, and end the run after several of them in a row."""
+"""Record batches whose loss or gradient is not finite; end the run after several in a row."""
 
 import logging
 
@@ -14,8 +14,6 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Counts the non-finite steps in a row. All ranks have the same count."""
-
     def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
         """`most`: this many non-finite steps in a row end the run (trainer.max_nonfinite_steps)."""
         self._run_folder, self._ranks, self._most = run_folder, ranks, most

@@ -69,7 +69,6 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token values of the recorded rows to a file, which may have no lines."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(

@@ -102,7 +102,6 @@ class Sender:
         return {"path": self._file.path}
 
     def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return the request body of a push: fingerprint and source of the weights."""
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
