@@ -25,7 +25,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module. With -P, files in the working folder hide no library."""
+    """Return the command of a module. With -P, files in the working folder hide no library."""
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
