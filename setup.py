@@ -1,7 +1,4 @@
-"""Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel.
-
-pyproject.toml has all other settings. An editable install uses the files of the checkout.
-"""
+"""Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree

@@ -5,8 +5,7 @@
     rewards                                      functions that read the agent's files and output
 
 All episodes share the endpoint. Each episode has its own key, so an agent cannot add turns to
-another episode. At the end of an episode, `Agent` kills all processes whose environment variables
-contain the key. The agent is not confined: it can do on this machine what the run can do.
+another episode. The agent is not confined: it can do on this machine what the run can do.
 """
 
 import asyncio
@@ -122,11 +121,7 @@ class Agent(Composed):
 
 
 async def _kill_all(key: str) -> None:
-    """Kill the processes whose environment variables contain `key`, until none is left.
-
-    If the rollouts process dies first, the supervisor kills the agents, because they belong to the
-    process group of the rollouts process.
-    """
+    """Kill the processes whose environment variables contain `key`, until none is left."""
     for _ in range(_KILL_ROUNDS):
         alive = False
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -145,10 +140,7 @@ async def succeeded(episode: Episode) -> float:
 
 
 async def wrote(episode: Episode, *, path: str) -> float:
-    """Return 1 if the text of the file at `path` in the agent's folder is an answer, else 0.
-
-    `exact` in envs/rewards.py compares the whole text with the accepted answers.
-    """
+    """Return 1 if `exact` accepts the text of the file `path` in the agent's folder, else 0."""
     file: Path = episode.memory["folder"] / path
     text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
     return exact(text, answers_of(episode))

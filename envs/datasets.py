@@ -45,10 +45,7 @@ class Dataset:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise ValueError if a quick check finds that the rows cannot be read.
-
-        A run calls this before it starts. The base class checks nothing. `load` may still fail.
-        """
+        """Raise ValueError if a quick check before the run finds that rows cannot be read."""
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
         """Return the split's examples for the environment `env`, in the order of the rows.
@@ -144,10 +141,7 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(JsonLines):
-    """A data set in Parquet or CSV files. The library `datasets` reads them.
-
-    Paths may be file patterns.
-    """
+    """A data set in Parquet or CSV files. The paths may be file patterns."""
 
     format: Literal["parquet", "csv"]
 

@@ -53,8 +53,9 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
+    number: int = 0  # number of the rollout among those that the strategy plays of the example
     policy_version: int = 0  # newest version of the policy when the episode's group was started
-    reward: float | None = None  # None until `teacher_messages` is called, and in failed episodes
+    reward: float | None = None  # set only for teacher_messages to read; None if the episode failed
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
     role: str = ""  # name of this episode's role, if several roles play; they share `memory`
 
@@ -68,10 +69,7 @@ class Episode:
 def rewards_by_name(
     scored: Mapping[str, Any], turns: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return (name -> reward of the episode, name -> numbers per turn if `score` gave a list).
-
-    Raise ValueError if a list does not have exactly `turns` numbers.
-    """
+    """Return (name -> reward of the episode, name -> numbers per turn if `score` gave a list)."""
     rewards: dict[str, float] = {}
     per_turn: dict[str, tuple[float, ...]] = {}
     for name, value in scored.items():

@@ -43,11 +43,7 @@ class HttpError(Exception):
 
 @dataclass(kw_only=True)
 class HttpClient:
-    """An HTTP client that retries failed requests.
-
-    Connections belong to an event loop. If the client is used in another loop, it opens new
-    connections. `async with` closes the connections at the end of the block.
-    """
+    """An HTTP client that retries failed requests. It opens new connections in each event loop."""
 
     timeout: float  # maximum seconds from the start of a request to the end of its answer
     max_retries: int
@@ -137,10 +133,7 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return `retry_after`, or a random wait if it is NaN; at most _LONGEST_WAIT_S.
-
-        The wait is random, so that failed requests are not all sent again at the same time.
-        """
+        """Return `retry_after`. If it is NaN, return a random wait, so that retries spread out."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)

@@ -1,11 +1,5 @@
 """A reward that a language model (a judge) gives, at any OpenAI-compatible endpoint.
 
-    rewards:
-      judged:
-        _target_: envs.judge.Judge
-        url: http://localhost:8000/v1
-        ...                                  conf/env/wiki-search-judged.yaml has all options
-
 If the judge does not answer, or its answer has no score, `Judge` raises JudgeError. The rollout
 then has no reward (stop reason env_error) instead of a wrong reward of 0.
 """

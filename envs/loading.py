@@ -48,10 +48,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
 
 
 def require_reachable(path: str) -> None:
-    """Raise ValueError if a data set must come from the hub, and the hub does not answer.
-
-    Without this check, the library `datasets` would retry for half a minute.
-    """
+    """Raise ValueError if a data set must come from the hub, and the hub does not answer."""
     if Path(path).expanduser().exists() or (problem := hub_problem()) is None:
         return
     from datasets.load import CachedDatasetModuleFactory

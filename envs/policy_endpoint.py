@@ -26,12 +26,9 @@ GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, to
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint for concurrent episodes.
+    """A chat endpoint for concurrent episodes."""
 
-    `speakers` maps an episode's session id or API key to the function that samples its turns.
-    """
-
-    speakers: dict[str, GetTurn] = field(default_factory=dict)
+    speakers: dict[str, GetTurn] = field(default_factory=dict)  # key: session id or API key
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:

@@ -140,8 +140,7 @@ class Environment:
     def check_machine(self) -> None:
         """Raise ValueError if this machine cannot run the environment, or its data cannot be read.
 
-        The default checks nothing. A run calls this method once, before it starts any process. The
-        check may take a second and must end every process that it starts.
+        A run calls this method once at its start. The method must end every process that it starts.
         """
 
     def examples(self, split: Split) -> Sequence[Example]:

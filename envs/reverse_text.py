@@ -3,8 +3,7 @@
     reverse: cat   ->   tac
 
 Words are distinct random strings of a-z with fixed seeds. The run's seed changes only their order.
-The eval words depend only on the lengths and num_eval, and never occur in training or in
-demonstrations.
+The eval words depend only on the lengths and num_eval, and never occur in training.
 """
 
 from collections.abc import Iterator, Mapping

@@ -86,7 +86,12 @@ class Tool:
         self, parameter: inspect.Parameter, hints: dict[str, Any], notes: dict[str, str]
     ) -> tuple[Any, ...]:
         name = parameter.name
-        if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(
+                f"the tool {self.name} has the parameter {str(parameter).partition(':')[0]}: use a "
+                "list or named parameters, because the policy passes every argument by its name"
+            )
+        if name not in hints:
             raise ValueError(
                 f"the tool {self.name} has a parameter {name!r} without a type, or with "
                 "* or **: give each parameter a name and a type, because the policy reads both"
@@ -105,7 +110,10 @@ class Tool:
         try:
             schema = msgspec.json.schema(self._arguments)
         except TypeError as error:
-            raise ValueError(f"the tool {self.name}: {error}: use types that JSON has") from error
+            raise ValueError(
+                f"the tool {self.usage} has a parameter whose type has no JSON schema: use str, "
+                "int, float, bool, list, dict, Literal or a dataclass"
+            ) from error
         definitions: dict[str, Any] = schema["$defs"]
         own = definitions.pop(self.name)
         del own["title"]

@@ -13,7 +13,8 @@ from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
 _LONGEST = 32  # an answer of this many characters gets the full reward `length`
-_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # reward -> probability that it is 1 - exact
+# Reward name -> probability that the reward is flipped, to 1 minus `exact`.
+_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 
@@ -33,7 +34,7 @@ class Trials(ReverseText):
         super().__post_init__()
         self.reward_weights = {name: weight for name, weight in weights.items() if weight}
         check_weights(self.reward_weights, _REWARDS)
-        self.max_turns, self._noise = self.turns, Random("trials/noise")
+        self.max_turns = self.turns
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
@@ -48,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`. A share `uneven` of the indices gets one letter of it or four copies."""
+        """Return `word`, or for a share `uneven` of the indices one letter or four copies of it."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -64,23 +65,21 @@ class Trials(ReverseText):
         pairs = list(zip(said, info["words"], strict=False))
         backwards = sum(text == word[::-1] for text, word in pairs) / self.turns
         copies = sum(text == word for text, word in pairs) / self.turns
+        # No common generator, because episodes end in any order and a resumed run repeats some.
+        place = f"{episode.policy_version}:{episode.example.id}:{episode.number}"
         return {
             "exact": backwards,
             "copied": copies,
             "length": min(sum(map(len, said)) / self.turns / _LONGEST, 1.0),
             **{
-                name: 1 - backwards if self._noise.random() < probability else backwards
-                for name, probability in _FLIPS.items()
+                name: 1 - backwards if Random(f"{name}:{place}").random() < share else backwards
+                for name, share in _FLIPS.items()
             },
             **({"kept": copies} if info["is_copy"] else {}),
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations about `turns` words.
-
-        A share `copy_tasks` of the conversations asks for copies. In the others, the expert wrongly
-        copies a share `copied` of the words.
-        """
+        """Yield conversations about `turns` words."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

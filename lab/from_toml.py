@@ -67,10 +67,7 @@ def translate(text: str) -> str:
 
 
 def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
-    """Return notes on defaults of model=hf.
-
-    If its default of max_seq_len is too short for max_tokens, append a longer one to `overrides`.
-    """
+    """Return notes on model=hf. Add a longer max_seq_len to `overrides` if max_tokens needs it."""
     chosen = dict(override.split("=", 1) for override in overrides)
     limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
     most = int(limit) if limit.isdecimal() else 0

@@ -28,6 +28,7 @@ from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.shipped import CONF
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
@@ -43,10 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Config(JupyterMixin):
-    """A composed configuration. To change a value, compose again with another override.
-
-    A notebook and `rich.print` show all values as YAML.
-    """
+    """A composed configuration. To change a value, compose again with another override."""
 
     overrides: list[str]
     values: dict[str, Any]  # nested like the YAML files, with every interpolation resolved
@@ -82,7 +80,7 @@ class Run(JupyterMixin):
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((n, line) for n, path in files.items() if path.is_file() for line in path.open())
+        lines = ((step, line) for step, path in files.items() for line in LineTail(path).read())
         return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
@@ -134,9 +132,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
 def train(config: Config | Sequence[str]) -> Run:
     """Train until the run ends, and return its results. `config` may be a list of overrides.
 
-    Raises:
-        ConfigError: the configuration cannot work. No step was done.
-        RunFailed: the run ended early because of an error.
+    Raise ConfigError if the configuration cannot work, and RunFailed if the run ends early.
     """
     chosen = config if isinstance(config, Config) else compose(config)
     supervise(
@@ -149,12 +145,7 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Sample rollouts of held-out examples, and return the results.
-
-    The options are those of evaluate.py, such as
-
-        sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
-    """
+    """Sample rollouts of held-out examples with the options of evaluate.py. Return the results."""
     chosen = config if isinstance(config, Config) else compose(config, "evaluate")
     evaluate(chosen.values, overrides=chosen.overrides)
     return _run_of(chosen)

@@ -19,10 +19,7 @@ MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return the environment `name` with these options changed.
-
-    Raise ValueError if the environment or an option does not exist, or a needed option is missing.
-    """
+    """Return the environment `name` with changed options. Raise ValueError if a name is wrong."""
     node = {"_target_": name} if "." in name else _env_node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
         raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
@@ -33,10 +30,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(name, **options)`.
-
-    Raise ValueError if the environment overrides `score_group`, because verifiers cannot call it.
-    """
+    """Return `load(name, **options)`. Raise ValueError if it overrides `score_group`."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

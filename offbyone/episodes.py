@@ -1,7 +1,4 @@
-"""PlayedEpisode plays one episode of one of our environments for the library `verifiers`.
-
-classic.py and v1.py use this class. Each serves one of the two APIs of `verifiers`.
-"""
+"""Plays one episode of one of our environments for either API of the library `verifiers`."""
 
 import math
 

@@ -13,6 +13,7 @@ from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
     SubprocessConfig,
 )
 
+from envs.chat_endpoint import is_context_full
 from envs.episode import Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
@@ -92,7 +93,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
                 body = {"model": ctx.model, "messages": played.episode.messages}
                 body |= {"tools": tools} if tools else {}
                 answer = await client.post("/chat/completions", json=body)
-                if answer.status_code == 400 and "context" in answer.text:
+                if is_context_full(answer.status_code, answer.text):
                     played.episode.stop_reason = StopReason.CONTEXT
                     return ProgramResult(0, "", "")
                 if answer.status_code != 200:
@@ -114,10 +115,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of ExportedEnv.
-
-    Its agent needs no container, because the harness starts no program.
-    """
+    """The options of ExportedEnv. The harness starts no program, so it needs no container."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

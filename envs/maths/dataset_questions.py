@@ -34,8 +34,9 @@ class DataQuestions(Questions):
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
             raise ValueError(
-                f"{self._dataset.path} has {len(kept)} questions for training and {len(held_out)} "
-                "for evaluation, but both need at least one: change num_eval"
+                f"{getattr(self._dataset, 'path', 'the data set')} has {len(kept)} questions for "
+                f"training and {len(held_out)} for evaluation, but both need at least one: change "
+                "num_eval"
             )
         return {"train": kept, "eval": held_out}
 

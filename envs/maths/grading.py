@@ -37,11 +37,7 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    r"""Return the final answer in a text; None if the text contains none.
-
-    It is the content of the last \boxed{}, else the text after the last ####, else the last number.
-    The reasoning before </think> is ignored.
-    """
+    """Return `marked_answer` of a text without its reasoning, else the last number, else None."""
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
@@ -68,10 +64,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm.
-
-    LaTeX spacing, outer $ signs and a final full stop are removed.
-    """
+    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -103,7 +96,6 @@ class Grader:
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,

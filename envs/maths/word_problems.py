@@ -3,8 +3,7 @@
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
 
-Each step changes the number of things that the person has. min_steps and max_steps set how many
-steps a problem has, and so its difficulty.
+min_steps and max_steps set how many steps a problem has, and so its difficulty.
 """
 
 from collections.abc import Callable, Sequence

@@ -74,7 +74,8 @@ def _call(function: str, *args: object) -> int:
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{function}: {os.strerror(code)}")
+        called = f"system call {args[0]}" if function == "syscall" else function
+        raise OSError(code, f"{called}: {os.strerror(code)}")
     return result
 
 

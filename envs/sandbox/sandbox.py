@@ -102,7 +102,6 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """Kill the process without waiting for its end."""
         if self._cpu_timer:
             self._cpu_timer.cancel()
         if self._socket:
@@ -117,8 +116,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # An answer must repeat the ticket of its request. Tickets are random, so that code cannot
-        # forge the answers to later calls.
+        # An answer must repeat this random ticket, so that code cannot forge later answers.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):

@@ -27,8 +27,6 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 
 
 class ClassicAdapter:
-    """The adapter for an environment that `load_environment` returns."""
-
     max_concurrent: int | None = None  # no own limit, because an episode is only a coroutine
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class Verifiers(Environment):
     max_concurrent: int | None = field()
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_train=self.num_train)
+        check_at_least(1, num_train=self.num_train, max_concurrent=self.max_concurrent)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set by `_rows`, which loads the environment
@@ -69,7 +69,7 @@ class Verifiers(Environment):
         """Return the library's rewards and metrics. Their weighted sum is the library's reward."""
         outcome = episode.memory.get("outcome")
         if outcome is None:  # the context was full, so `play` did not finish
-            return {}
+            return dict.fromkeys(self.reward_weights, 0.0)
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
         return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}

@@ -28,8 +28,6 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 
 class TasksetAdapter:
-    """The adapter for a taskset and the library's environment that plays it."""
-
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """Load the environment. `args`: the `env` table of the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
@@ -115,15 +113,15 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
             "one agent here: choose another environment"
         )
     for role, declared in roles.items():
-        seat = dict(config.get(role, {}))
-        harness = dict(seat.get("harness") or {})
+        agent = dict(config.get(role, {}))
+        harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         kind = pinned or ("null" if own == "bash" else own)
         if declared.harness is None or harness:
-            seat["harness"] = {**harness, "id": kind}
+            agent["harness"] = {**harness, "id": kind}
         if not loaders.harness_class(kind).EXECUTES_CODE:
-            seat.setdefault("runtime", {"type": "subprocess"})
-        config[role] = seat
+            agent.setdefault("runtime", {"type": "subprocess"})
+        config[role] = agent
     return loaders.resolve_env_config(config)
 
 

@@ -18,6 +18,7 @@ from envs.loading import load_rows, read_json_lines
 
 INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
 HEADING = re.compile(r"^#{1,6}\s+(\S.*)$")
+FENCE = re.compile(r"^ {0,3}(`{3,}+(?!.*`)|~{3,})")  # the first or the last line of a code block
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,22 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 
 
 def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
-    heading, lines = INTRODUCTION, list[str]()
-    for line in [*markdown.splitlines(), "# end"]:
-        if match := HEADING.match(line):
+    heading, lines, fence = INTRODUCTION, list[str](), ""
+    for line in markdown.splitlines():
+        mark = match[1] if (match := FENCE.match(line)) else ""
+        if not fence:
+            fence = mark
+        elif mark.startswith(fence) and line.strip() == mark:
+            fence = ""
+        if not fence and (match := HEADING.match(line)):
             if text := "\n".join(lines).strip():
                 yield heading, text
             # Strip the closing # signs here, because a regex for them takes quadratic time.
             heading, lines = match[1].rstrip("#").rstrip() or match[1], []
         else:
             lines.append(line)
+    if text := "\n".join(lines).strip():
+        yield heading, text
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:

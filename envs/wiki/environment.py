@@ -97,11 +97,7 @@ class WikiSearch(Environment):
         return _tools_of(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
-        """Return exact (0 or 1), f1, found and, if there is a judge, the judge's score.
-
-        `found` has one value per turn. It is the share of the needed pages that this turn found and
-        no earlier turn had found.
-        """
+        """Return exact (0 or 1), f1, found (`share_found`) and, if there is a judge, its score."""
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)
         pages = episode.example.info.get("pages", [])
@@ -113,11 +109,7 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of an expert about made-up pages, without end.
-
-        In a share `giving_up` of them, the expert gives up after its search, so that the expert is
-        not perfect and RL can improve the policy that imitates the expert.
-        """
+        """Yield conversations of an expert about made-up pages, without end."""
         while True:
             pages, questions = made_up_corpus(rng)
             index = WikiIndex(pages, self.num_results)

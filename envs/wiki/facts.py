@@ -54,13 +54,11 @@ NAMES = {"language": "official language", "domain": "internet domain", "number":
 
 @cache
 def shipped_corpus() -> tuple[list[Page], list[Question]]:
-    """Return the pages made from the tables, and all questions about them."""
     tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
     return _make_pages(tables), _make_questions(tables)
 
 
 def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
-    """Return pages about countries and elements that do not exist, and questions about them."""
     tables: dict[str, list[Row]] = {}
     for kind, table in TABLES.items():
         real = _read_table(f"{table}.csv")
@@ -88,7 +86,6 @@ def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> R
 
 
 def _titles(row: Row) -> list[str]:
-    """Return the cells of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
 

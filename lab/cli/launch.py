@@ -98,10 +98,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved.
-
-    Raise ConfigError if an interpolation cannot be resolved.
-    """
+    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -145,8 +142,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             )
             return function(job)
 
-        # Append the job number to run_name, because jobs that start in the same second would share
-        # the name.
+        # Jobs that start in the same second have the same run_name, so append the job number.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}

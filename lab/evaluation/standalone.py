@@ -41,12 +41,7 @@ _LONGEST_EXPECTED = 500  # maximum number of characters of the right answer in r
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
-    """Run an evaluation and return the mean reward.
-
-    Raises:
-        ConfigError: the configuration is not valid. No process was started.
-        RunFailed: the evaluation ended early. The message is for the user.
-    """
+    """Run an evaluation, and return the mean reward. Raise ConfigError or RunFailed."""
     evaluation = prepare_settings(config, check_evaluation)
     console = Console()
     env: Environment = build(evaluation.env)()
@@ -137,10 +132,7 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"expected": the right answer as text}, or {} if the example has no `info`.
-
-    The right answer is info["answer"], or all of `info` if that key is missing.
-    """
+    """Return {"expected": info["answer"], else all of `info`, as text}, or {} without `info`."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

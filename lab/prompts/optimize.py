@@ -46,13 +46,9 @@ def optimize_prompt(
     choices: dict[str, str],
     command: Sequence[str],
 ) -> float:
-    """Run a prompt search and return the validation score of the best prompt.
+    """Run a prompt search, and return the validation score of the best prompt.
 
-    `choices`: config group -> chosen file; `command`: the command line without its `overrides`.
-
-    Raises:
-        ConfigError: the configuration is not valid. No process was started.
-        RunFailed: the search ended early because of an error.
+    The arguments are fields of `Job` (lab/cli/launch.py). Raise ConfigError or RunFailed.
     """
     settings = prepare_settings(config, check_search)
     console = Console()
@@ -88,10 +84,7 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts.
-
-    If an earlier start was killed while it wrote a line, end this line with a newline.
-    """
+    """Return the number of recorded rollouts. End an incomplete last line with a newline."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):

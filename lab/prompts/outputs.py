@@ -55,10 +55,7 @@ def index_of_best(candidates: Sequence[Candidate]) -> int:
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """Return the mean of the best prompt's score minus the first's, and its standard error.
-
-    The mean is over the validation examples on which both prompts have a score.
-    """
+    """Return the mean of the best prompt's score minus the first's, and its standard error."""
     pairs = zip(candidates[0].scores, candidates[index_of_best(candidates)].scores, strict=True)
     differences = [a - b for b, a in pairs if a is not None and b is not None]
     return average(differences), standard_error([[difference] for difference in differences])
@@ -122,8 +119,7 @@ def closing_lines(
             Text(f"{result}, prompt {best} of {len(candidates)}", "bold"),
             Text(advice, "dim"),
         ]
-        commands = next_commands(run_folder, overrides, choices, count)
-        lines += [Text(f"  {line}") for line in commands]
+        lines += [Text(f"  {c}") for c in next_commands(run_folder, overrides, choices, count)]
     lines += error_lines(dict(failures.most_common(3)))
     return Group(*lines, Text(f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
 

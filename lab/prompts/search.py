@@ -94,9 +94,8 @@ class Search:
     def reflect(self, prompt: str | list[dict[str, Any]]) -> str:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
-        Raises:
-            ValueError: the answer has no prompt (empty or cut off). GEPA starts the next round.
-            SearchEnded: the model did not answer, or _MAX_EMPTY answers in a row had no prompt.
+        Raise ValueError if the answer is empty or cut off, so that GEPA starts the next round.
+        Raise SearchEnded without an answer, or after _MAX_EMPTY such answers in a row.
         """
         question = str(prompt)  # a text, because GEPA passes a list only with images
         try:
@@ -220,10 +219,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the prompt is new and scores higher than the one that it was made from.
-
-        Only examples on which both prompts have a reward count.
-        """
+        """Return whether the prompt is new and scores higher than the one that it was made from."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -43,8 +43,6 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Card(msgspec.Struct):
-    """All cells of a loss."""
-
     name: str
     day: str
     commit: str
@@ -61,8 +59,8 @@ class Card(msgspec.Struct):
         """The mean score in LADDER_ROW by learning rate."""
         return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 
-    def cells_of(self, row: str) -> list[Cell]:
-        """Return the cells of a row at the chosen learning rate."""
+    def best_cells(self, row: str) -> list[Cell]:
+        """Return the cells of a row at the best learning rate."""
         return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
 
     def interval(self, row: str) -> tuple[float, float]:
@@ -70,7 +68,7 @@ class Card(msgspec.Struct):
 
         The variance between seeds is pooled over the cells of the row at all learning rates.
         """
-        scores = [score for cell in self.cells_of(row) for score in cell.scores]
+        scores = [score for cell in self.best_cells(row) for score in cell.scores]
         pooled = [cell.scores for cell in self.cells if cell.row == row]
         freedom = sum(len(one) - 1 for one in pooled)
         if not freedom or not scores:
@@ -81,13 +79,11 @@ class Card(msgspec.Struct):
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """Return the rows that the YAML files of a folder define, by file name."""
     paths = sorted(folder.glob("*.yaml"))
     return {path.stem: yaml.safe_load(path.read_text())["card"] for path in paths}
 
 
 def read_cards(folder: Path) -> list[Card]:
-    """Return the cards that a folder stores as JSON, sorted by file name."""
     paths = sorted(folder.glob("*.json"))
     return [msgspec.json.decode(path.read_bytes(), type=Card) for path in paths]
 
@@ -136,10 +132,10 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
     """Write the page and, beside it, the card as JSON. Return the text for the terminal."""
     stored = [one for one in stored if one.name != card.name]
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
-    played = {name: row for name, row in rows.items() if card.cells_of(name)}
+    played = {name: row for name, row in rows.items() if card.best_cells(name)}
     shown, clear = [], []
     for name in sorted(played, key=lambda name: name != LADDER_ROW):
-        own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.cells_of(name))
+        own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.best_cells(name))
         shown.append({"row": played[name], "lines": [own, *others]})
         others = [one for one in others if one["played"] == own["played"]]
         lower = [one["name"] for one in others if own["high"] < one["low"]]
@@ -162,11 +158,11 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
         f"{' '.join(value) if isinstance(value, dict) else value}: "
         f"{fmean(cell.starts):.2f} → {fmean(cell.scores):.2f}"
         for level, value in row["levels"].items()
-        for cell in card.cells_of(name)
+        for cell in card.best_cells(name)
         if cell.level == level
     ]
     low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
-    played = {cell.level for cell in card.cells_of(name)}
+    played = {cell.level for cell in card.best_cells(name)}
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
     ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
     only = "" if played == {*row["levels"]} else f", only {' and '.join(sorted(played))}"

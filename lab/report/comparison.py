@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -32,15 +32,12 @@ class ArmResult(ScoredArm):
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    # p-value of the difference, adjusted for the numbers of arms and looks; NaN if decisions are
-    # sequential
-    p_value: float
+    p_value: float  # adjusted for the numbers of arms and looks; NaN if decisions are sequential
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    # seeds per arm that would decide this arm; None: unknown; infinite: no number suffices
-    seeds_needed: float | None
+    seeds_needed: float | None  # seeds per arm that decide it; None: unknown; infinite: impossible
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -194,9 +191,12 @@ def _results(
                 factor = num_others * st.looks_factor(looks[index] + 1)
                 needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
-            failing = (name for name, those in others if those[index].decision != decision)
-            if undecided_if := next(failing, ""):
-                decision, needed = st.OPEN, None
+            failing = {name: s[index] for name, s in others if s[index].decision != decision}
+            if undecided_if := next(iter(failing), ""):
+                # No number of seeds changes a sequential decision that was made under another
+                # assumption. `seeds_needed` is None for such a state.
+                longest = max(one.seeds_needed or inf for one in failing.values())
+                decision, needed = st.OPEN, longest if smallest_effect else None
         several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(
@@ -204,9 +204,7 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=f"{decision} within {smallest_effect:g}"
-                if decision == st.EQUAL
-                else decision,
+                decision=f"{decision}{f' within {smallest_effect:g}' * (decision == st.EQUAL)}",
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if knows else nan,
                 visible_difference=visible,

@@ -16,10 +16,7 @@ _LARGEST_COUNT = 10**7  # fewest_seeds returns infinity instead of this number o
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:
-    """Return the smallest visible difference: it is detected with probability POWER.
-
-    p-values are multiplied by `factor` if several arms are compared, or if a sweep is judged again.
-    """
+    """Return the smallest visible difference if p-values are multiplied by `factor`."""
     tail = 1 - ERROR / 2 / factor
     num_standard_errors = sum(
         student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)

@@ -102,17 +102,13 @@ class Run:
 
     @property
     def questions(self) -> set[Question]:
-        """The questions of the last evaluation, or an empty set without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged_evaluations(self, num_judged: int) -> list[Evaluation]:
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
-        """Return the last `num_judged` evaluated policy versions.
-
-        The untrained version 0 is included only if there is no other version.
-        """
+        """Return the last `num_judged` evaluated versions; 0 (untrained) only if it is alone."""
         trained = [version for version in self.evaluations if version > 0]
         return trained[-num_judged:] or list(self.evaluations)
 
@@ -120,10 +116,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return the run in `folder`, or the run of a sweep's job that has no folder.
-
-    `error` says why the job has no result. It is None for a job that is done.
-    """
+    """Return the run in `folder`, or a run without a folder. `error`: as in lab.runs.FoundRun."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None

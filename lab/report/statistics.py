@@ -251,20 +251,14 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def decide(difference: Interval, adjusted_p: float) -> str:
-    """Return BETTER or WORSE if p is below ERROR and the interval excludes 0, else OPEN.
-
-    If the ends of the interval are NaN, p alone decides.
-    """
+    """Return BETTER or WORSE if p < ERROR and the interval excludes 0 or is NaN, else OPEN."""
     if not adjusted_p < ERROR or difference.low <= 0 <= difference.high:
         return OPEN
     return BETTER if difference.value > 0 else WORSE
 
 
 def chance_better(arm: Floats, baseline: Floats) -> float:
-    """Return the share of seed pairs, one seed per arm, in which `arm` [S] beats `baseline` [T].
-
-    A tie counts as half a pair.
-    """
+    """Return the share of seed pairs in which `arm` [S] beats `baseline` [T]. A tie counts half."""
     pairs = arm[:, None] - baseline[None, :]
     return float((pairs > 0).mean() + (pairs == 0).mean() / 2)
 

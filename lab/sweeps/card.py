@@ -1,7 +1,6 @@
-"""Run the jobs of a report card: the first row at each learning rate, then the other rows.
+"""Run the jobs of a report card: the first row at each learning rate, then the others at the best.
 
-A row is an experiment about one property of the loss (docs/report-card.md). The best learning rate
-of the first row is used for all other rows.
+A row is an experiment about one property of the loss (docs/report-card.md).
 """
 
 from collections.abc import Sequence
@@ -22,10 +21,7 @@ TYPICAL_S = 40.0  # assumed seconds of a run if no card is stored
 
 
 class CardSweeper(ChoosingSweeper):
-    """A Hydra sweeper that runs the first row to choose the learning rate of the other rows."""
-
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch the first row at each learning rate, then the other rows at the best rate."""
         assert self.config is not None
         jobs = self.parse_jobs(arguments)
         ladder, others = split_jobs(jobs, self.config.card.ladder)
@@ -42,10 +38,7 @@ class CardSweeper(ChoosingSweeper):
 
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the first row's jobs at each learning rate, and the other rows' jobs.
-
-    The other rows' jobs have no learning rate yet.
-    """
+    """Return the first row's jobs at each learning rate, and the others' jobs without a rate."""
     rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}

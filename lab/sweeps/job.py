@@ -96,8 +96,7 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
         return False
     try:
         folder = RunFolder(Path(record.folder))
-        config = load_yaml(folder.read(folder.config))
-        return config["max_steps"] >= max_steps
+        return load_yaml(folder.read(folder.config))["max_steps"] >= max_steps
     except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
         return False
 

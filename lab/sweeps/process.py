@@ -17,9 +17,8 @@ from threading import Thread
 def end_with_process(host: str, pid: int) -> None:
     """Kill this process, a launcher's worker, as soon as the sweep's process `pid` has ended.
 
-    A killed launcher does not end its workers, so they would continue with the jobs. After this
-    process is killed, the supervisor's reaper ends the other processes of the run. Do nothing if
-    the sweep's process runs on another host.
+    A killed launcher does not end its workers, so they would continue with the jobs. The reaper of
+    the supervisor then ends the run. Do nothing if the sweep's process runs on another host.
     """
     if host != socket.gethostname():
         return

@@ -60,11 +60,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
 
 @contextmanager
 def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
-    """Wait for a free slot and restrict this process to it while the block runs.
-
-    Yield None if `slots` is empty. `folder` holds the lock files. All sweeps of a user share the
-    default folder.
-    """
+    """Wait for a free slot and restrict this process to it while the block runs."""
     if not slots:
         yield None
         return

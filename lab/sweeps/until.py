@@ -33,8 +33,6 @@ MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more job
 
 
 class UntilDecided(ChoosingSweeper):
-    """A Hydra sweeper that runs each arm with seeds 0, 1, 2, ... until the arm is decided."""
-
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
         assert self.config is not None
@@ -108,8 +106,16 @@ class Progress:
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
-        wanted = [0, *(index for index, needed in self.seeds_needed.items() if needed < inf)]
-        for seed in count() if wanted[1:] else ():
+        open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
+        wanted = [0, *open_arms] if open_arms else []
+        if inf in self.seeds_needed.values():  # repeat lost runs, which may leave the arm open
+            others = {0, *self.seeds_needed} - {*wanted}
+            arms = [{*identity(self.arms[index])} for index in others]
+            for record in self.sweep.records().values():
+                job = identity(record.overrides)
+                if job not in self.done and job not in tried and any(a <= {*job} for a in arms):
+                    yield record.overrides
+        for seed in count() if wanted else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):
                 if identity(job) not in self.done and identity(job) not in tried:
                     yield job
@@ -137,7 +143,10 @@ class Progress:
         names, seeds = labels(self.arms), [len(records) for records in self.done_by_arm]
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():
-            text += "; more seeds cannot decide all of these arms, but more questions can"
+            text += (
+                "; more seeds cannot decide all of these arms, but more questions can, or the "
+                "scores of lost runs and of unscored rollouts"
+            )
         if self.is_time_spent:
             return f"{text}; until.max_hours={self.max_hours:g} is spent ({format_time(ran)})."
         likely = {i: max(n, seeds[i] + 1) for i, n in needed.items() if n < inf}

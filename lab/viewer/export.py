@@ -28,8 +28,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     """Return the exported file as HTML. `note` describes the chosen rollouts, or is empty.
 
     `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
-    Groups are exported whole, so that every rollout can be compared with its group. Raise
-    ValueError if there are no rollouts, or too many for one file.
+    Groups are exported whole, so that every rollout can be compared with its group.
     """
     numbers = []
     for index, _, wanted in chosen:

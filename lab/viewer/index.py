@@ -92,16 +92,18 @@ class RunIndex:
             with suppress(FileNotFoundError):
                 files[path] = regular_file(path, self.run_folder.path).stat().st_mtime_ns
         steps = {step_of(path) for path, time in files.items() if self._records.get(path) != time}
+        problems = []
         for step in sorted(steps):
             paths = [path for path in files if step_of(path) == step]
             try:
                 self._gradient_sums[step], self.scales[step] = gradient_sums(paths)
             except (OSError, ValueError, pa.ArrowException) as error:
                 reason = str(error).splitlines()[0]
-                self.records_problem = f"the token record cannot be read: {reason}"
-                return
-            self._records |= {path: files[path] for path in paths}
-        self.records_problem = ""
+                problems.append(f"the token record of step {step} cannot be read: {reason}")
+            else:
+                self._records |= {path: files[path] for path in paths}
+        more = f" (and those of {len(problems) - 1} more steps)" if problems[1:] else ""
+        self.records_problem = problems[0] + more if problems else ""
 
 
 def source_files(run_folder: RunFolder) -> list[SourceFile]:
@@ -121,10 +123,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour.
-
-    `paths` are the token files of one step. The second value is None if all gradients are 0.
-    """
+    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

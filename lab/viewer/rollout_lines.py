@@ -1,7 +1,6 @@
 """Convert lines of rollout files to rows of the index."""
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgspec
 import xxhash
 from msgspec import structs
 
-from envs.messages import opening_of, text_of
+from envs.messages import opening_of, replace_surrogates, text_of
 
 _LONGEST_TITLE = 300  # maximum characters of a question in the table
 _EXACT_BITS = 53  # JavaScript rounds integers with more bits
@@ -47,8 +46,7 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 class Row(RolloutLine):
     """One row of the index: the fields of a line and more. `messages` and `versions` are empty.
 
-    `advantage` is the mean over turns if each turn has an advantage. `error` is True if
-    the rollout has an error.
+    `advantage` is the mean over turns. `error` is True if the rollout has an error.
     """
 
     path: Path
@@ -65,7 +63,6 @@ class Row(RolloutLine):
 
 
 _DECODER = msgspec.json.Decoder(RolloutLine)
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
@@ -91,7 +88,7 @@ def without_surrogates(line: bytes) -> bytes:
     if b"\\ud" not in line:
         return line
     text = json.dumps(json.loads(line), ensure_ascii=False)
-    return _SURROGATES.sub("\ufffd", text).encode()
+    return replace_surrogates(text).encode()
 
 
 def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:

@@ -111,8 +111,7 @@ def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]
 def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token's gradient is 0, or None if it is not 0 or was not recorded.
 
-    `flagged`: names of the loss metrics that are not 0 at the token. `options`: the loss's numeric
-    options.
+    `flagged`: names of the loss metrics that are not 0 at the token.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
@@ -125,7 +124,7 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if token.get("kept") == 0:
         return "the token's weight * correction is 0"
     if advantage == 0:
-        return "advantage 0: the rollout is as good as its group"
+        return "advantage 0: the reward equals its baseline, such as the mean of the group"
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"

@@ -60,6 +60,7 @@ class ModelNode(CoreNode):
 class AdapterNode(CoreNode):
     rank: int = 0
     target_modules: str | list[str] = "all-linear"
+    modules_to_save: list[str] = field(default_factory=list)
 
     @property
     def freezes_base(self) -> bool:

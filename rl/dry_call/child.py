@@ -37,7 +37,7 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
+LIMIT_S = 600.0  # seconds to wait for the dry call of each configuration of a sweep
 Answer = Mapping[str, Any]
 _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
@@ -103,18 +103,20 @@ class DryCall:
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
+        limit = LIMIT_S * len(uncached)
         try:
-            status = self._child.wait(LIMIT_S)
+            end = f"ended with status {self._child.wait(limit)}"
         except subprocess.TimeoutExpired:  # the child's own timer cannot interrupt native code
             self._child.kill()
-            status = self._child.wait()
+            self._child.wait()
+            end = (
+                f"was ended after {limit:g} s: make the components that it imports or calls faster"
+            )
         try:
             reply = json.loads(self._path("answer").read_text())
         except (OSError, ValueError):
-            end = last_lines(self._path("log"), 5)
-            raise ConfigError(
-                [f"the dry call ended with status {status}. The end of its output:\n{end}"]
-            ) from None
+            output = last_lines(self._path("log"), 5)
+            raise ConfigError([f"the dry call {end}. The end of its output:\n{output}"]) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
             if "learned" in answer and answer["read_env"]:

@@ -102,10 +102,12 @@ class VLLMRoutes:
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes. Each holds a part of the weights."""
-        return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
+        return self._post("/get_world_size?include_dp=false", method="GET")["world_size"]
 
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = self._request("POST", path, body)
+    def _post(
+        self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
+    ) -> dict[str, Any]:
+        response = self._request(method, path, body)
         if response.status_code != httpx.codes.OK:
             raise RunFailed(
                 f"vLLM refused `{_route(path)}`: {response.text[:500]}; see {self.replica.log}"
@@ -173,11 +175,11 @@ def is_healthy(replica: Replica) -> bool:
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     """Return how many prompt tokens vLLM has received, and how many of them its cache contained.
 
-    Return None if vLLM does not answer.
+    Return None if vLLM does not answer, or answers with an error.
     """
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
-            text = client.get("/metrics").text
+            text = client.get("/metrics").raise_for_status().text
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
@@ -189,13 +191,17 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
 
 
 def wait_until_healthy(
-    replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
+    replica: Replica,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    began: float | None = None,
 ) -> None:
-    """Block until vLLM answers its health route, at most `timeout` seconds.
+    """Block until vLLM answers its health route, at most `timeout` seconds after `began`.
 
-    `check` is called after each attempt that fails. It raises if vLLM has ended.
+    `check` is called after each attempt that fails. It raises if vLLM has ended. `began` is a
+    time of time.monotonic(); None: now.
     """
-    deadline = time.monotonic() + timeout
+    deadline = (time.monotonic() if began is None else began) + timeout
     while not is_healthy(replica):
         check()
         if time.monotonic() > deadline:

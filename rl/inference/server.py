@@ -33,6 +33,11 @@ _EXIT_DELAY_S = 0.2  # if vLLM fails, its connections close this long before its
 # Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests, because
 # vLLM serves the base model and the adapter under different names.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
+# Boolean options of vLLM 0.32 without a --no- flag. They are false unless the flag is given.
+_ONLY_TRUE = {
+    *("disable_log_stats", "aggregate_engine_logging", "data_parallel_multi_port_external_lb"),
+    *("headless", "grpc"),
+}
 
 # A run sets this variable for its vLLM. Our plugin changes the start of vLLM only if it is set.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
@@ -86,36 +91,28 @@ class VLLMServer:
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
-            "served-model-name": SERVED_AS[False],
+            "served_model_name": SERVED_AS[False],
             "uds": address.path,
             "dtype": policy.dtype,
-            "hf-overrides": head and json.dumps({"head_dtype": head}),
-            "max-model-len": policy.max_seq_len,
+            "hf_overrides": {"head_dtype": head} if head else None,
+            "max_model_len": policy.max_seq_len,
             "seed": policy.seed,
-            "tensor-parallel-size": self.tensor_parallel_size,
-            "logprobs-mode": "processed_logprobs",  # return logprobs after temperature scaling
-            "enable-scale-out": True,  # add the route that accepts and returns token ids
-            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
-            "enable-lora": adapter is not None,
-            "max-lora-rank": adapter and adapter.rank,
-            "lora-target-modules": adapter and adapter.layers,
-            "disable-uvicorn-access-log": True,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "logprobs_mode": "processed_logprobs",  # return logprobs after temperature scaling
+            "enable_scale_out": True,  # add the route that accepts and returns token ids
+            "weight_transfer_config": {"backend": "adapter" if adapter else "whole"},
+            "enable_lora": adapter is not None,
+            "max_lora_rank": adapter and adapter.rank,
+            "lora_target_modules": adapter and adapter.layers,
+            "disable_uvicorn_access_log": True,
         }
         if not address.path:
             options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
-            # The folder has no weights. Let vLLM start with random weights, which the first push
-            # replaces before vLLM samples.
-            options["load-format"] = "dummy"
-        flags: list[str] = []
-        for key, value in {**options, **self.args}.items():
-            name = f"--{key.replace('_', '-')}"
-            if value is True:
-                flags.append(name)
-            elif isinstance(value, list):
-                flags += [name, *map(str, value)]
-            elif value is not False and value is not None:
-                flags += [name, str(value)]
+            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
+            options["load_format"] = "dummy"
+        given = {**options, **self.args}
+        flags = [flag for key, value in given.items() for flag in _flag(key, value)]
         return python_module("vllm.entrypoints.openai.api_server", *flags)
 
     def environment(
@@ -138,6 +135,21 @@ class VLLMServer:
             "HF_HUB_OFFLINE": "1",  # the model is already in a local folder
             "VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS", "offbyone"),
         }
+
+
+def _flag(key: str, value: Any) -> list[str]:
+    """Return the arguments that set one option of vLLM; [] if the value is None."""
+    option, *inner = key.split(".")  # the keys after a dot are JSON keys, as in vLLM's own syntax
+    name = ".".join([f"--{option.replace('_', '-')}", *inner])
+    if value is False and key not in _ONLY_TRUE and not key.startswith("no_"):
+        return [f"--no-{name.removeprefix('--')}"]
+    if isinstance(value, bool | None):
+        return [name] if value else []
+    texts = [
+        json.dumps(each) if isinstance(each, Mapping) else str(each)
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    return [name, *texts]
 
 
 def _thread_limit() -> dict[str, str]:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.runtime.folder import naming_damage
+from rl.runtime.folder import UnusableFile, naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
@@ -35,11 +35,10 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # PyTorch's message advises the user to allow the class, which is unsafe if another
-                # person wrote the file.
-                raise ValueError(
-                    "the file is not loaded, because it may contain code from another person or "
-                    "an older DeepSpeed: start a new run"
+                # PyTorch's message advises to allow the class, which is unsafe in unknown files.
+                raise UnusableFile(
+                    f"{path} is not loaded, because it may contain code of another person or of "
+                    "an older DeepSpeed, or is damaged: delete its checkpoint"
                 ) from error
 
 

@@ -125,7 +125,10 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank."""
+    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank.
+
+    Raise ConfigError if the user's fraction leaves too little to the rank.
+    """
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
@@ -134,8 +137,18 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
     push = vllm.pop("push")  # vLLM allocates these copies outside its fraction
-    left = 1 - (rank.on_device + push) / size - _LEFT_FREE
-    return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
+    taken, given = rank.on_device + push, utilization(run.inference.args, 0.0)
+    share = 1 - taken / size - _LEFT_FREE
+    share = min(round(max(share, sum(vllm.values()) / size + 0.01), 2), 1.0)
+    if given and _REFUSED_GPU_SHARE * taken > (1 - given) * size:
+        raise ConfigError(
+            [
+                f"inference.args.gpu_memory_utilization={given:g} reserves {gib(given * size)} of "
+                f"{gib(size)} GiB for vLLM, but the trainer on the same GPU needs {gib(taken)} "
+                f"GiB: remove this option, or set it to at most {share:g}"
+            ]
+        )
+    return share
 
 
 def format_sum(name: str, need: Bytes) -> str:

@@ -107,6 +107,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
     # At the start every rank loads the whole model into host memory.
     host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
+    if pushed and run.transport.has("on_gpus"):
+        stays["push"] = whole
     return Need(device={"runtime": _CUDA_RUNTIME, **stays}, host=host)
 
 
@@ -118,6 +120,8 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
         row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
         # A push loads a new copy of a layer beside the one in use. vllm_proof.py copies it again.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
+        if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
+            push += weights  # each worker receives all weights
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
@@ -131,18 +135,24 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     )
 
 
-def utilization(args: Mapping[str, Any] | None) -> float:
+def utilization(args: Mapping[str, Any] | None, default: float = _VLLM_UTILIZATION) -> float:
     """Return the fraction of a GPU's memory that vLLM may use."""
-    return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
+    return float((args or {}).get("gpu_memory_utilization", default))
 
 
 def trained_parameters(run: Run, shape: Shape) -> int:
-    """Return the number of parameters that are trained: all, or those of the LoRA matrices."""
+    """Return the number of parameters that are trained: all, or those of the adapter.
+
+    An adapter has LoRA matrices, and whole copies of `modules_to_save`.
+    """
     if not run.adapter.freezes_base:
         return shape.parameters
     targets, layers = run.adapter.target_modules, shape.linear_layers()
     chosen = [size for name, size in layers.items() if targets == "all-linear" or name in targets]
-    return shape.layers * run.adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
+    matrices = run.adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
+    saved = {name.rpartition(".")[2] for name in run.adapter.modules_to_save}
+    matrices += sum(layers[name][0] * layers[name][1] for name in saved & {*layers})
+    return shape.layers * matrices + shape.embedding * len(saved & {"embed_tokens", "lm_head"})
 
 
 def bytes_per_number(run: Run) -> int:
@@ -171,7 +181,7 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    half, frozen = bytes_per_number(run) == 2, trained_parameters(run, shape) < shape.parameters
+    half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
@@ -195,8 +205,7 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
     """Return the bytes of a chunk's logits and gradient, and of the head's copy and gradient."""
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
-    is_trained = trained_parameters(run, shape) == shape.parameters
-    in_float32 = run.model.head_dtype is not None
+    is_trained, in_float32 = not run.adapter.freezes_base, run.model.head_dtype is not None
     return 14.0 * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
 
 
@@ -215,12 +224,10 @@ def _push_bytes(run: Run, shape: Shape) -> float:
     """Return the bytes of rank 0's copies during a push. Merging an adapter needs a second copy."""
     if not run.sampler.uses_vllm:
         return 0.0
-    trained = trained_parameters(run, shape)
-    whole = float(shape.parameters * bytes_per_number(run))
     if run.pushes_adapter:
-        return float(trained * bytes_per_number(run))
-    merged = whole if trained < shape.parameters else 0.0
-    return merged + whole
+        return float(trained_parameters(run, shape) * bytes_per_number(run))
+    whole = float(shape.parameters * bytes_per_number(run))
+    return whole + (whole if run.adapter.freezes_base else 0.0)
 
 
 def _offloaded_bytes(run: Run, compute: Bytes) -> Bytes:

@@ -26,11 +26,14 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with vLLM flags for the devices. Keep the flags of the user."""
+    """Return the inference config with vLLM flags for the devices. Keep the flags of the user.
+
+    The user may write --max-num-seqs for max_num_seqs. The result has vLLM's names.
+    """
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
-    given = {key: value for key, value in inference["args"].items() if value is not None}
+    given = {_option(k): value for k, value in inference["args"].items() if value is not None}
     names = {_flag_name(key) for key in given}
     seeded = sampler.get("seeded", fact(sampler["_target_"], "seeded", False))
     suitable = {} if on_gpus else _CPU_ARGS | (_SEEDED_CPU_ARGS if seeded else {})
@@ -38,7 +41,11 @@ def with_device_flags(
     return {**inference, "args": {**added, **given}}
 
 
-def _flag_name(key: object) -> str:
-    name = str(key).removeprefix("--").replace("-", "_")
-    # `option.key`, `option+` and `no_option` count as the flag `option`.
-    return name.partition(".")[0].rstrip("+").removeprefix("no_")
+def _option(key: object) -> str:
+    name, dot, inner = str(key).removeprefix("--").partition(".")
+    return f"{name.replace('-', '_')}{dot}{inner}"
+
+
+def _flag_name(option: str) -> str:
+    """Return `option` for each of `option.key`, `option+` and `no_option`."""
+    return option.partition(".")[0].rstrip("+").removeprefix("no_")

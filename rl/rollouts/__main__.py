@@ -179,8 +179,6 @@ async def main(run_folder: RunFolder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
-            if sampler.uses_vllm:
-                tasks.create_task(replicas.watch())
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
+        self._taken: dict[int, Place] = {}  # the new groups of the newest batch
         self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
@@ -155,10 +156,15 @@ class Dispatcher:
         if drawn is None:
             assert self._over is not None  # because `has_batch` returned True
             raise self._over
-        for group in drawn:
-            self._untrained.pop(group.index, None)  # absent if the group is not new
+        # Groups that are not new have no place.
+        new = [group.index for group in drawn if group.index in self._untrained]
+        self._taken = {index: self._untrained.pop(index) for index in new}
         self._next_step = step + 1
         return drawn
+
+    def return_batch(self) -> None:
+        """Let a resumed run play the groups of the newest batch again, because none is trained."""
+        self._untrained |= self._taken
 
     async def stop(self) -> None:
         """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""

@@ -35,7 +35,7 @@ from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.failure import RunFailed, report_failure
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import Status
+from rl.runtime.status import STOPPED, Status
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
@@ -71,27 +71,33 @@ class RolloutService:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_ranks += 1
-        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has disconnected
-            while True:
-                header = await reader.readexactly(HEADER.size)
-                data = await reader.readexactly(HEADER.unpack(header)[0])
-                answer = pack(await self._answer(unpack(data, Call)))
-                writer.write(HEADER.pack(len(answer)) + answer)
-                await writer.drain()
-        self._num_ranks -= 1
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has gone
+                while True:
+                    header = await reader.readexactly(HEADER.size)
+                    data = await reader.readexactly(HEADER.unpack(header)[0])
+                    answer = pack(await self._answer(unpack(data, Call)))
+                    writer.write(HEADER.pack(len(answer)) + answer)
+                    await writer.drain()
+        finally:
+            self._num_ranks -= 1
+            writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error do not answer; `report` raises the error."""
+        """Return the answer to a call. After an error, an answer that lets the rank save."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
             return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
-            self._error = self._error or error
+            self._error = self._error or error  # `report` raises it
+            await self._end_batches(error)
             self._broken.set()
-            await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
-            raise
+            if call.what == "next_batch":
+                return Answer(over=STOPPED, stopped=True)
+            if call.what in ("publish", "evaluation"):  # the rank asks for a batch after the step
+                return Answer(value=msgspec.Raw(pack({})))
+            raise  # `serve` closes the connection, because the rank cannot continue
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
@@ -127,9 +133,16 @@ class RolloutService:
             )
 
     async def _plan(self, call: Call) -> list[RankBatch]:
-        step = call.step
-        groups = apply_batch_credit(await self._dispatcher.take_batch(step), self._batch_credit)
-        self._groups = groups
+        groups = await self._dispatcher.take_batch(call.step)
+        try:
+            return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
+        except Exception:
+            self._dispatcher.return_batch()
+            raise
+
+    async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
+        """Write the rollouts of a step and return each rank's share."""
+        step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),
@@ -187,22 +200,32 @@ class RolloutService:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
+                if self._replicas:
+                    tasks.create_task(self._replicas.watch())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
         except* Exception as failure:
-            # Report before stopping, because the supervisor shows the oldest report.
-            report_failure(self._run_folder, "rollouts", failure)
-            await self._dispatcher.stop()
-            # Wait for the ranks to save, because the supervisor ends them after this process.
-            deadline = time.monotonic() + self._run.trainer.wait_timeout
-            while self._num_ranks and time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
+            await self._end_batches(failure)
+            await self._wait_for_ranks()
             raise
+
+    async def _end_batches(self, error: BaseException) -> None:
+        """Report an error and plan no more batches, so that the ranks save a checkpoint."""
+        # Report before stopping, because the supervisor shows the oldest report.
+        with suppress(OSError):  # the disk may be full
+            report_failure(self._run_folder, "rollouts", error)
+        await self._dispatcher.stop()
+
+    async def _wait_for_ranks(self) -> None:
+        """Wait for the ranks to save, because the supervisor ends them after this process."""
+        deadline = time.monotonic() + self._run.trainer.wait_timeout
+        while self._num_ranks and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
 
     async def report(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        Raise the error of a call from a rank, because asyncio would only log the error.
+        Raise the error of a rank's call after the ranks have saved a checkpoint.
         """
         while True:
             self._status.set(self._dispatcher.progress())
@@ -213,6 +236,7 @@ class RolloutService:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.25)
             if self._error:
+                await self._wait_for_ranks()
                 raise self._error
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
@@ -127,6 +128,7 @@ def _read(path: Path) -> str:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
+    CUDA ignores an unknown entry, such as -1, and all entries after it.
     nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi fails, count the
     driver's files in /dev and number them from 0, because their names contain the host's numbers.
     """
@@ -137,7 +139,14 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None or not names:
         return names
-    return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    uuids = [gpu.uuid for gpu in gpus_of_driver()]
+
+    def is_known(name: str) -> bool:
+        if name.startswith("GPU-") and uuids:
+            return any(uuid.startswith(name) for uuid in uuids)
+        return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))
+
+    return [*takewhile(is_known, map(str.strip, listed.split(",")))]
 
 
 def visible_cpus() -> list[int]:

@@ -182,21 +182,27 @@ class RunFolder:
             return ResumePoint(int(state["step"]), complete[-1], {**state["rollouts"]})
 
 
+class UnusableFile(ValueError):
+    """The error of a file whose message has its remedy, so that `naming_damage` adds no second."""
+
+
 @contextmanager
 def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
-    """Convert an error in the block, which reads `path`, into a ValueError that names `path`.
+    """Convert an error in the block, which reads `path`, into an UnusableFile that names `path`.
 
     Raise errors of memory, disk or imports unchanged, because the file may be intact.
     """
     try:
         yield path
-    except Exception as error:  # any error, because torch and msgspec raise types of their own
+    except UnusableFile:
+        raise
+    except Exception as error:  # torch and msgspec raise error types of their own
         text = f"{type(error).__name__}: {error}"
         # pyarrow raises OSError without errno for a damaged file. A missing file counts as damaged.
         is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
-        raise ValueError(f"{path} is damaged ({text}): {remedy}") from error
+        raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
 
 
 def _with_parent(path: Path) -> Path:

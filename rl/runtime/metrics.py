@@ -39,8 +39,10 @@ class MetricsFile:
             self._file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Append one line and flush the file. A value that is not finite or too large is null."""
         row: Row = {"step": step, "time": time.time()}
-        row |= {name: finite_float(value) for name, value in metrics.items()}
+        values = {name: finite_float(value) for name, value in metrics.items()}
+        row |= {k: None if v is None or abs(v) > _MAX else v for k, v in values.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.runtime.folder import RunFolder, naming_damage
+from rl.runtime.folder import RunFolder, UnusableFile, naming_damage
 from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
@@ -113,10 +113,10 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
             by_token = {}
             for name, values in columns.items():
                 if len(values) != mask.sum():
-                    raise ValueError(
+                    raise UnusableFile(
                         f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
                         f"{key[0]}, which has {mask.sum()} sampled tokens: the files come "
-                        "from different runs"
+                        "from different runs, so delete the files of this step"
                     )
                 by_token[name] = np.full(len(mask), np.nan, np.float32)
                 by_token[name][mask] = values

@@ -62,7 +62,14 @@ class ImitationSampler:
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            messages = env.add_system_prompt(next(stream))
+            # StopIteration would become a RuntimeError of the calling coroutine.
+            if (conversation := next(stream, None)) is None:
+                raise ValueError(
+                    f"the conversations of the environment {env.name!r} ended, but a group needs "
+                    f"{group_size}: let demonstrations() yield endlessly, for example in a loop "
+                    "`while True`"
+                )
+            messages = env.add_system_prompt(conversation)
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except ConversationTooLong:

@@ -173,7 +173,12 @@ class Player:
     async def _play_once(self, start: RolloutInputs) -> _Played:
         env, clock = start.env, start.clock
         messages = start.prepare(start.example.messages)
-        episode = Episode(start.example, messages, policy_version=self.policy_version)
+        episode = Episode(
+            start.example,
+            messages,
+            number=start.seeds.rollout,
+            policy_version=self.policy_version,
+        )
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
             *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.prepare),

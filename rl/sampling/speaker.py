@@ -54,7 +54,7 @@ class Speaker:
             self.episode.role, self._roles[role] = role, self
         elif role not in self._roles:
             ours = self.episode
-            shared = {"policy_version": ours.policy_version, "memory": ours.memory}
+            shared = {name: getattr(ours, name) for name in ("number", "policy_version", "memory")}
             episode = Episode(ours.example, [], **shared, role=role)
             own = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
             self._roles[role] = Speaker(*own)

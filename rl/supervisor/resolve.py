@@ -16,7 +16,7 @@ from rl.cluster.host import Hosts
 from rl.config.check import check
 from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError, Run, as_config_error
-from rl.config.transport import NO_ADAPTED_EXPERTS
+from rl.config.transport import NO_ADAPTED_EXPERTS, placement_problem
 from rl.model.lora import check_targets
 from rl.model.shape import Shape
 from rl.placement.budget import fit_memory, gpu_excess, process_memory
@@ -67,10 +67,14 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
         known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
-        uses_nccl = max(len(plan.ranks), group) > 1
+        uses_nccl = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
         problem = device_problem(machines[0], needs_vllm=run.starts_vllm, uses_nccl=uses_nccl)
         if known is None and problem:
             raise ConfigError([problem])
+    shared = any(map(plan.is_shared, plan.inference))
+    apart = placement_problem(run.transport, on_gpus=plan.on_gpus, shared=shared)
+    if run.sampler.uses_vllm and apart:
+        raise ConfigError([apart])
     return Resolved(with_plan(run, plan), plan, machines)
 
 

@@ -4,8 +4,10 @@ A warm start is a run of its own, with the configuration conf/warm_start.yaml. T
 cache folder is a hash of everything that affects the resulting weights.
 """
 
+import glob
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,6 +24,9 @@ from rl.runtime.folder import RunFolder
 # The cache key contains all files of these packages, because a change may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
+# Options of an environment's data that may name a folder or a file pattern. Other options may
+# contain such a text by chance, such as the operators "*" and "/" of env=arithmetic.
+_DATA_KEYS = ("path", "eval_path", "corpus", "questions")
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -51,7 +56,7 @@ def warm_start_key(
     # Leave out files in other packages of rl/, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
-    content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
+    content["files"] = [_file_hash(key, value) for key, value in leaves(content["env"])]
     content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -62,14 +67,22 @@ def _without_keys(node: Any, *keys: str) -> Any:
     return [_without_keys(item, *keys) for item in node] if isinstance(node, list) else node
 
 
-def _file_hash(value: Any) -> str:
-    """Return the hash of the file at the path `value`; "" if `value` is not the path of a file."""
+def _file_hash(key: str, value: Any) -> Any:
+    """Return the hash of the file at the path `value`; "" if `value` is not the path of a file.
+
+    If `key` may name a folder or a file pattern, return [name, size, time] of each of its files.
+    """
     if not isinstance(value, str) or "\n" in value or not value:
         return ""
     try:
         path = Path(value).expanduser()
         if not path.is_file():
-            return ""
+            if key.rpartition(".")[2] not in _DATA_KEYS:
+                return ""
+            pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
+            found = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+            stats = [(name, os.stat(name)) for name in found]
+            return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
     except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist
         return ""
     with path.open("rb") as file:

@@ -46,15 +46,14 @@ class Receivers:
 
     def wait(self) -> None:
         """Wait until all replicas answer. The supervisor ends this process if a replica fails."""
-        timeout = self._inference.startup_timeout
-        deadline = time.monotonic() + timeout
+        timeout, began = self._inference.startup_timeout, time.monotonic()
         while len(started := self._started()) < len(self._inference.names):
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + timeout:
                 limit = f"inference.startup_timeout={timeout:g} s"
                 raise RunFailed(f"not every vLLM has started within {limit}: raise this limit")
             time.sleep(_POLL_S)
         for replica in started:
-            wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
+            wait_until_healthy(replica, timeout, began=began)
 
     def new_replicas(self) -> list[VLLMRoutes]:
         """Return healthy replicas that this method has not returned since their last start."""

@@ -67,6 +67,8 @@ class Sender:
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
     reader_copy: ClassVar[bool] = False  # whether a vLLM worker also stores the received weights
+    on_gpus: ClassVar[bool] = False  # whether the weights stay in the memory of GPUs
+    own_gpus: ClassVar[bool] = False  # whether vLLM and trainer cannot share a GPU
 
     probe_every: NonNegativeInt
     probe_rows: PositiveInt

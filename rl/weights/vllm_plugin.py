@@ -146,6 +146,8 @@ class WholeWeightsEngine(_Engine):
                 )
         else:
             _log_once("no parameter is compared, because tensor parallelism splits parameters")
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # because the trainer may then overwrite the received weights
         self._received = {}  # free the tensors, which may be views of a memory-mapped file
 
 

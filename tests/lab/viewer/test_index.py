@@ -167,10 +167,12 @@ def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(
 
 
 def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
+    whole = answers.table(indexed(run))["columns"]["push"]
     (run / "tokens" / "step_000001.trainer.rank0.parquet").write_bytes(b"PAR1 no more")
     index = indexed(run)
     (problem,) = answers.table(index)["problems"]
-    assert problem.startswith("the token record cannot be read: ")
+    assert problem.startswith("the token record of step 1 cannot be read: ")
+    assert answers.table(index)["columns"]["push"] == [*whole[:12], *[None] * 12, *whole[24:]]
     (n, *_) = answers.row_numbers_with(index, {"step": "1", "used": "True"})
     assert "step 1 cannot be read" in answers.tokens(index, [n])[0]["why"]
 
