@@ -82,14 +82,10 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the names of the environments whose reference model sees hints.
-
-    Raise ValueError if an example has no hint although the reference or the strategy needs one.
-    """
+    """Return the environments whose reference sees hints. Raise ValueError for a missing hint."""
     hinted: set[str] = set()
     for pool in pools:
-        # Skip empty pools, because ExampleOrder.begin reports them later.
-        if not pool.examples:
+        if not pool.examples:  # ExampleOrder.begin reports empty pools later
             continue
         if sees_hint(run.plain(), name := pool.examples[0].env):
             hinted.add(name)

@@ -5,8 +5,7 @@ dispatcher never starts more groups than the batches up to that step can hold. T
 the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
 the later batches could not hold all remaining groups in time. So the buffer discards no group and
 does not favour short rollouts. It is not enough to wait only for groups that are due now, because
-more groups may then be due than one batch holds. For example, with max_staleness 4, five batches of
-groups start under version 0, and the first five batches must contain exactly these groups.
+more groups may then be due than one batch holds.
 """
 
 from collections import Counter

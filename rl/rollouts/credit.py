@@ -14,9 +14,6 @@ Rewards are split by turn. A reward that the environment returned for a turn bel
 The last turn also gets the rewards for the whole episode and the changes by truncation and shaping.
 An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns one
 number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
-
-The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
-different shaping can be compared.
 """
 
 import math
@@ -121,7 +118,6 @@ class GroupCredit:
         return replace(credit, trains=trains, by_token=self.per_token)
 
     def _advantages_of(self, group: ScoredGroup) -> list[tuple[float, ...]]:
-        """Return the advantages of each rollout: one number, or one per turn or token."""
         advantages = self.advantage(group)
         _require_length(advantages, len(group.rewards), "the advantage", "rollout")
         if not self.per_turn and not self.per_token:
@@ -138,11 +134,8 @@ class GroupCredit:
     def _normalise_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
     ) -> list[Credit]:
-        columns = {
-            name: _select_reward(group, name)
-            for name, weight in weights.items()
-            if weight  # a reward with weight 0 is only a metric
-        }
+        # A reward with weight 0 is only a metric.
+        columns = {name: _select_reward(group, name) for name, w in weights.items() if w}
         advantages = [
             [tuple(weights[name] * a for a in numbers) for numbers in self._advantages_of(column)]
             for name, column in columns.items()

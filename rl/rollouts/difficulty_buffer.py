@@ -10,8 +10,6 @@ from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups from which the policy would learn little (conf/buffer/difficulty)."""
-
     ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
 
     def __init__(

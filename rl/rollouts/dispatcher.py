@@ -7,8 +7,7 @@
 
 v: version of the weights in vLLM. new_per_step: number of groups that are sampled for a batch.
 started, rejected: numbers of groups so far. The inequality above is the only off-policy rule. With
-max_staleness 0 no group starts before vLLM samples with the weights that the group will train. One
-condition variable wakes every waiting task after each change.
+max_staleness 0 no group starts before vLLM samples with the weights that the group will train.
 """
 
 import asyncio
@@ -152,7 +151,6 @@ class Dispatcher:
                 )
             return drawn is not None or self._over is not None
 
-        # `has_batch` checks and draws under the lock, so no task changes the buffer in between.
         async with self._changed:
             await self._changed.wait_for(has_batch)
         if drawn is None:

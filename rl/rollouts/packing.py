@@ -40,14 +40,13 @@ def pack(
         budget: maximum number of tokens in a micro-batch. A longer row gets one of its own.
     """
     if shares_prefixes:
-        shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
+        by_tokens = sorted(rows, key=lambda row: row.token_ids.astype(">u4").tobytes())
+        shares = _cut_for_ranks(by_tokens, loads)
         packed = [_pack_by_prefix(share, budget) for share in shares]
     else:
         shares = _assign_to_ranks(sorted(rows, key=lambda row: -row.length), loads)
         packed = [_pack_by_length(share, budget) for share in shares]
-    count = max(len(bins) for bins in packed)
-    for bins in packed:
-        _split_to_count(bins, count)
+    _equalise_counts(packed)
     return packed
 
 
@@ -77,9 +76,7 @@ def pack_groups(
             bins[-1].append(group)
         else:
             bins.append([group])
-    count = max(map(len, shares))
-    for bins in shares:
-        _split_to_count(bins, count)
+    _equalise_counts(shares)
     return [[pack_on_one_rank(bin)[0] if bin else [] for bin in bins] for bins in shares]
 
 
@@ -101,11 +98,6 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
         else:
             bins.append([row])
     return bins
-
-
-def _token_sort_key(row: TrainingRow) -> bytes:
-    """Return a sort key that puts rows with equal beginnings next to each other."""
-    return row.token_ids.astype(">u4").tobytes()
 
 
 def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
@@ -173,16 +165,15 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _split_to_count(bins: list[list[Any]], count: int) -> None:
-    """Halve the largest micro-batches until `bins` has length `count`.
-
-    If none can be halved, append empty ones.
-    """
-    while len(bins) < count:
-        fullest = max(bins, key=len, default=[])
-        if len(fullest) < 2:
-            bins.append([])
-            continue
-        half = len(fullest) // 2
-        bins.append(fullest[half:])
-        del fullest[half:]
+def _equalise_counts(shares: Sequence[list[Any]]) -> None:
+    """Give each rank the same number of micro-batches: halve the largest, or append empty ones."""
+    count = max(map(len, shares))
+    for bins in shares:
+        while len(bins) < count:
+            fullest = max(bins, key=len, default=[])
+            if len(fullest) < 2:
+                bins.append([])
+                continue
+            half = len(fullest) // 2
+            bins.append(fullest[half:])
+            del fullest[half:]

@@ -196,10 +196,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the fields of `MicroBatch` that contain the rows with hinted prompts.
-
-    Return {} if no row has a hinted prompt.
-    """
+    """Return the fields of `MicroBatch` for hinted prompts; {} if no row has a hinted prompt."""
     if all(row.hinted_prompt is None for row in rows):
         return {}
     pairs = []

@@ -18,8 +18,6 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """Records the sampled tokens of some groups of each step (conf/record)."""
-
     num_groups: NonNegativeInt | None  # None: all groups, rejected groups included
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:

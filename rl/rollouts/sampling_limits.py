@@ -20,8 +20,6 @@ class RolloutsFailed(RunFailed):
 
 @dataclass
 class FailureLimits:
-    """Counts errors and rejections of the newest groups, and decides when sampling must end."""
-
     group_size: int
     groups_per_step: int
     _num_rejected: int = 0  # number of consecutive rejected groups
@@ -44,7 +42,7 @@ class FailureLimits:
     def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
         """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end."""
         self._num_rejected = 0 if accepted else self._num_rejected + 1
-        # The minimum is 64 groups, because a few small batches may be rejected by chance.
+        # Count a batch as at least 8 groups, because a few small batches may be rejected by chance.
         if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):
             return None
         in_all = ", ".join(f"{n} {why}" for why, n in counts.items())

@@ -40,8 +40,6 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 class RolloutService:
-    """Answers the calls of the trainer ranks. The rollouts process has one instance."""
-
     def __init__(
         self,
         run: Run,
@@ -69,7 +67,6 @@ class RolloutService:
         dispatcher.on_rejected = self._rejected.append
 
     def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Serve the ranks during the block, on a Unix socket, or over TCP if `host` is given."""
         return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -259,7 +256,6 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "advantage": advantages if len(advantages) != 1 else advantages[0],
         "num_rows": len(rollout.rows),
         "tokens": len(versions),
-        # Demonstrations have no policy version.
-        "versions": np.unique(versions[versions >= 0]).tolist(),
+        "versions": np.unique(versions[versions >= 0]).tolist(),  # [] for demonstrations
         "used": used and credit.trains,
     }

@@ -14,8 +14,6 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class ServingReplicas:
-    """Updates the router when replicas get new weights or are restarted."""
-
     def __init__(self, run_folder: RunFolder, inference: InferenceNode) -> None:
         self.router = Router(self._request_restart, self._was_restarted)
         self._run_folder, self._inference = run_folder, inference

@@ -25,11 +25,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of ours, never a file in the working folder.
-
-    Without -P a file vllm.py or queue.py in the working folder would replace the library. Our
-    modules append the working folder to sys.path, because it may contain the user's modules.
-    """
+    """Return the command of a module. With -P, files in the working folder hide no library."""
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
@@ -151,11 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Configure a child process, which `start` starts.
-
-        If `ends_on_term` is False, the process does not end on TERM, so `end` sends KILL at once.
-        If `in_terminal` is True, the process uses the terminal of this process instead of a log.
-        """
+        """If `ends_on_term` is False, `end` sends KILL at once. `in_terminal`: write to no log."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
@@ -206,14 +198,10 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def kill_leader(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
 
 def end_together(children: Sequence[Child]) -> None:
     """End the process groups of all children in parallel."""
     for child in children:
-        if not child.ends_on_term:
-            child.kill_leader()
+        if child._process is not None and not child.ends_on_term:
+            child._process.kill()
     end_groups([child.group for child in children if child.group is not None])

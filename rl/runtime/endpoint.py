@@ -33,7 +33,6 @@ class Endpoint:
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
-        """Read a server's endpoint file; return None if the server has not started yet."""
         try:
             content = json.loads(run_folder.endpoint_of(process).read_text())
         except FileNotFoundError:

@@ -71,7 +71,6 @@ def reporting_failures(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 def report_failure(run_folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the failure report of a process, unless the process already has a report."""
     path = run_folder.failures / f"{process}.json"
     if path.exists():
         return
@@ -81,10 +80,7 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report of the processes whose names begin with `of`, None without one.
-
-    The report has the keys "part" (the name of the process) and "message".
-    """
+    """Return the oldest report of the processes whose names begin with `of`, None without one."""
     reports: list[tuple[float, dict[str, str]]] = []
     for path in sorted(run_folder.failures.glob(f"{of}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

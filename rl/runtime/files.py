@@ -40,10 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and let only this user read it.
-
-    Raise PermissionError if the folder belongs to another user, or if `path` is a link.
-    """
+    """Create a private folder. Raise PermissionError if it is a link or belongs to another user."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -95,17 +92,13 @@ class LineTail:
                 content = file.read()
         except FileNotFoundError:
             return []
-        # The next call reads an incomplete last line again.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.splitlines()
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """Convert a value to types that JSON allows.
-
-    A float that is not finite becomes null. An object of a type unknown to JSON becomes its repr.
-    """
+    """Return the value as JSON types. NaN and infinity become None, other objects their repr."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):

@@ -64,7 +64,6 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
         kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
@@ -103,10 +102,7 @@ class RunFolder:
         """Delete the files of an earlier start's processes, and its incomplete checkpoints."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
-        for path in left:
-            remove(path)
-        # A process that was killed while it wrote or deleted a checkpoint leaves a hidden folder.
-        for path in self.checkpoints.glob(".step_*"):
+        for path in (*left, *self.checkpoints.glob(".step_*")):
             remove(path)
 
     def clear_preparations(self, keep: str | None) -> None:
@@ -117,7 +113,6 @@ class RunFolder:
                 remove(path)
 
     def initial_model(self) -> Path:
-        """Return the local folder of the initial model."""
         return Path(self._model_lines()[0])
 
     @property
@@ -232,8 +227,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # A resumed run that ends before it repeats these steps must not show their old tokens and
-    # evaluations as its results.
+    # A run that is stopped before it repeats these steps must not show their old results.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

@@ -21,10 +21,7 @@ _MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as a co
 
 
 def regular_file(path: Path, folder: Path) -> Path:
-    """Return `path` if it is a regular file whose real path is in `folder`.
-
-    Raise FileNotFoundError for other paths, such as a FIFO or a link that leads out of the folder.
-    """
+    """Return `path` if it is a regular file inside `folder`. Otherwise raise FileNotFoundError."""
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))
     return path
@@ -39,10 +36,7 @@ def load_json(content: str | bytes) -> Any:
 
 
 def load_yaml(content: bytes) -> Any:
-    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large.
-
-    An alias counts as a copy of its target, because a small file of aliases could fill the memory.
-    """
+    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large."""
     names, by_name = list[str | None](), dict[str | None, int]()
     sizes = [0]  # number of values in each collection that is being read
     for event in yaml.parse(content, Loader=YAML_LOADER):

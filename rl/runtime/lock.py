@@ -94,7 +94,6 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
     deadline = time.monotonic() + patience_s
     while True:
         # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
-        # Child processes do not inherit the lock, because Python closes descriptors on exec.
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:

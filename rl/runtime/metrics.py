@@ -47,10 +47,7 @@ class MetricsFile:
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Remove broken lines and the lines of steps after `step`, which the run will repeat.
-
-        The removed lines of later steps are appended to metrics.dropped.jsonl.
-        """
+        """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
@@ -78,7 +75,6 @@ class MetricsTail:
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
-    """Return all valid lines of a run's metrics.jsonl, in file order."""
     return MetricsTail(run_folder).read()
 
 

@@ -37,8 +37,7 @@ class PrivateFolder:
     def make(self, *, shared: bool = False) -> None:
         """Create an empty private folder; delete the content of an earlier start.
 
-        The kernel limits the length of a socket's path, so <run>/sockets may be a link to a
-        temporary folder. A folder `shared` with other hosts has no sockets, so it is never a link.
+        A folder `shared` with other hosts has no sockets, so it is never a link.
         """
         import tempfile
 
@@ -81,7 +80,6 @@ class PrivateFolder:
         return path.read_text() if path.exists() else None
 
     def store_external_key(self, key: str) -> None:
-        """Store the key of the user's vLLM servers, so that every process can read the key."""
         write_private(self.external_key, key)
 
     def environment(self) -> dict[str, str]:

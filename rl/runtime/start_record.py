@@ -23,7 +23,6 @@ def program(name: str) -> list[str]:
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
-    """Read overrides.yaml; return an empty dictionary if the file is missing or broken."""
     try:
         content = load_yaml(folder.read(folder.overrides))
     except (OSError, yaml.YAMLError):

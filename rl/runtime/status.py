@@ -84,7 +84,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str, status: str) -> Iterator[None]:
-        """Record the duration of the block as time/<name>, and set the status text."""
         self._status.set(status)
         began = time.monotonic()
         yield
@@ -92,7 +91,6 @@ class Stopwatch:
 
 
 def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
-    """Read the status files of all processes; skip files that cannot be read."""
     statuses = {}
     for path in sorted(run_folder.statuses.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

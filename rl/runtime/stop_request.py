@@ -35,11 +35,7 @@ class Stopped(SystemExit):
 
 
 class StopRequest:
-    """The supervisor's signal handler.
-
-    A signal interrupts the run like Ctrl-C. If `waits` is True, the first signal only sets `asked`,
-    and the supervisor then requests a checkpoint.
-    """
+    """The supervisor's signal handler. The first signal while `waits` is True only sets `asked`."""
 
     def __init__(self) -> None:
         self.waits = self.asked = False

@@ -54,7 +54,6 @@ class SweepFolder:
         return self.path / "logs" / f"{number:05d}.log"
 
     def read_info(self) -> dict[str, Any]:
-        """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
             content = load_json(regular_file(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}

@@ -5,8 +5,7 @@
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
 rl/learner/observation.py those of the second. A file without the column `update` is from an older
-version, which recorded the first update only. A file is complete or absent. A resumed run that
-repeats a step replaces the files of that step.
+version, which recorded the first update only. A file is complete or absent.
 """
 
 import logging
@@ -25,8 +24,7 @@ from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
 
-# Values of these columns rarely repeat, so a byte-stream split encodes them smaller than a
-# dictionary does.
+# These columns are written with a byte-stream split, because their values rarely repeat.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
 _RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
@@ -59,7 +57,6 @@ def write_lines(path: Path, lines: Lines) -> bool:
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
     rest = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
-    # `Any`, because pyarrow's type annotations do not allow lists of column names.
     encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +94,7 @@ class RecordedRow:
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
     """Return the recorded rows of a step, each once per update. `id`: return only this rollout's.
 
-    Raises:
-        ValueError: a file is damaged, or the files come from different runs.
+    Raise ValueError if a file is damaged, or if the files come from different runs.
     """
     with naming_damage(run_folder.tokens_of(step, "*"), "delete the files of this step"):
         return _read_rows(run_folder, step, id)

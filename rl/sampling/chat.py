@@ -107,11 +107,7 @@ class Chat:
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return an entry of `tool_calls`. A valid call has a name and plain JSON arguments.
-
-    An invalid call has an `error`, which the environment returns to the policy. The arguments of an
-    invalid call are `raw`, the text that the policy wrote.
-    """
+    """Return an entry of `tool_calls`. An invalid call gets an `error` and the arguments `raw`."""
     if not isinstance(name, str) or not name:
         return invalid_call(call_id, raw, "the tool call has no name")
     if len(name) > _MAX_NAME_LENGTH:
@@ -151,11 +147,7 @@ class ChatSettings:
 
 @dataclass
 class HintedPrompts:
-    """Callable that renders prompts with hints for a reference model (`reference.sees_hint=true`).
-
-    Only the reference model sees these prompts. It computes the logprobs of the policy's tokens
-    after them.
-    """
+    """Callable that renders prompts with hints for a reference model with `sees_hint=true`."""
 
     chat: Chat
     env: Environment

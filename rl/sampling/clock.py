@@ -43,8 +43,6 @@ class CompletionSlots:
 
 @dataclass
 class Clock:
-    """The remaining time of a rollout, and the total time of its requests to the server."""
-
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)

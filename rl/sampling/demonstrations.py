@@ -57,11 +57,7 @@ class ImitationSampler:
         group_size: int,
         max_seq_len: int,
     ) -> tuple[Rollout, ...]:
-        """Return `group_size` conversations as rollouts, each with reward 1.
-
-        The caller derives `rng` from the run's seed and the group's index, so that a resumed run
-        gets the same groups. A conversation that is too long is skipped with a warning.
-        """
+        """Return `group_size` rollouts with reward 1. Skip conversations that are too long."""
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
         too_long = 0

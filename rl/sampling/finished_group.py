@@ -16,8 +16,7 @@ from rl.sampling.environment_errors import EnvironmentFailed, as_environment_err
 from rl.sampling.rewarding import with_rewards
 from rl.sampling.speaker import Speaker
 
-# Fields of a rollout after an error in `score_group` or `teacher_messages`.
-_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
+_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}  # fields after an error
 
 
 @dataclass

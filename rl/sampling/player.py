@@ -45,10 +45,8 @@ _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, which may be a mixture."""
-
     sampler: PolicySampler
-    env: Environment
+    env: Environment  # may be a mixture
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None  # seed of the run; None: requests have no seed
@@ -57,8 +55,7 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    # environments and roles whose reward names have been checked
-    _checked: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)  # environments and roles with checked rewards
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
@@ -80,7 +77,7 @@ class Player:
 
         In a single-turn environment the attempts that start together share one request, which is
         about 20 % faster than one request each. If max_tokens is large, each sends its own, because
-        one slow completion would make the shared request time out (`Chat.shares_request`).
+        one slow completion would make the shared request time out.
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options

@@ -15,14 +15,12 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class RolloutInputs:
-    """The inputs of one rollout. The rollouts of a group may share `prompt`."""
-
     env: Environment
     example: Example
     clock: Clock
     seeds: RequestSeeds
     prepare: Callable[[Sequence[Message]], list[Message]]  # adds system prompt and any hint
-    prompt: Prompt | None = None  # first prompt; None until it is rendered
+    prompt: Prompt | None = None  # first prompt, shared by a group; None until rendered
     opening: Completion | None = None  # first completion, from the request that the group shared
     prefix: Prefix | None = None  # given tokens that begin the first turns
 

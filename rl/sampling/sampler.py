@@ -39,10 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the temperature, and the other options that change what is sampled.
-
-        Options with a neutral value are omitted, because OpenAI's API rejects some of them.
-        """
+        """Return temperature and options. Omit neutral options: OpenAI's API rejects some."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}

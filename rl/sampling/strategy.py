@@ -47,7 +47,7 @@ class Strategy:
     """Base class of strategies. Its constructor's keywords are the options in YAML.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards. Rewards of `score_group` are computed later.
+        reads_rewards: whether `play` reads rewards. Environments with score_group are then refused.
         fixed_size: whether `play` always returns `size` rollouts, or none.
         needs_hints: whether every example needs a hint.
         begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
@@ -61,10 +61,7 @@ class Strategy:
     samples: ClassVar[bool] = True
 
     def num_first(self, size: int) -> int:
-        """Return how many attempts start together from the prompt alone, with seeds from 0 on.
-
-        One request may sample the first turns of all of them.
-        """
+        """Return how many attempts start together from the prompt alone, with seeds from 0 on."""
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:

@@ -31,9 +31,8 @@ class TokensChat(RendererChat):
     render_error: ClassVar[type[Exception]] = ValueError
     on_rewrite: Literal["fork", "refuse"] | None = None  # None: there is only one turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
-    # Empty, or the task that tests the template (prefix_probe.py). It is a list, because copies of
-    # the chat share the task. The test cannot run in `connect`, because vLLM may still be starting
-    # and have no LoRA adapter yet.
+    # Empty, or the task that tests the template. Copies of the chat share this list. The test does
+    # not run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:

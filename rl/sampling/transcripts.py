@@ -25,8 +25,6 @@ _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptSampler(ImitationSampler):
-    """The sampler of conf/sampler/transcripts.yaml, which reads conversations from files."""
-
     path: str
     min_reward: float | None
 
@@ -42,10 +40,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly.
-
-        Skip the lines that name another environment than `env`, unless every line does.
-        """
+        """Yield random conversations of `env` endlessly, or of all environments if it has none."""
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """A context manager with a thread that reports code which blocks the current event loop."""
-
     def __init__(
         self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = 0.5
     ) -> None:

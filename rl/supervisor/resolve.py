@@ -34,16 +34,13 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy with vLLM's memory for a model of these sizes, and the plan as text.
-
-        If `sizes` is None, the model is not known yet, and vLLM's memory is not set.
-        """
+        """Return a copy with vLLM's memory for a model of these sizes, and the plan as text."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
             if self.run.pushes_adapter and not self.plan.on_gpus:
                 raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
-        if sizes is None:
+        if sizes is None:  # the model is not known yet
             return self, plan_page(self.plan, None, self.machines)
         run = fit_memory(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)
@@ -82,10 +79,7 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts Ray reserves later.
-
-    If the number of replicas or of ranks is null, plan one.
-    """
+    """Plan a run whose hosts Ray reserves later. A missing number counts as one."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.with_values({"inference.replicas": replicas, "trainer.ranks": ranks})

@@ -6,8 +6,6 @@
 
 While the supervisor watches, the screen shows what the processes write to status/*.json and
 metrics.jsonl. If a process ends too early and cannot be restarted, the supervisor ends the run.
-
-This module does not import torch.
 """
 
 import json
@@ -144,10 +142,7 @@ def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary and return the mean reward.
-
-    Raise Stopped after a signal. Raise OutOfTime if max_time has ended the run before max_steps.
-    """
+    """Print the summary. Return the mean reward, or raise Stopped or OutOfTime."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -232,10 +227,7 @@ class _Launch:
         return kept
 
     def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
-        """Build or download the model and return its folder.
-
-        Raise ConfigError if the model is unusable.
-        """
+        """Build or download the model. Raise ConfigError if it is unusable."""
         with as_config_error():
             model = build(run.model)().prepare(run_folder.built_model)
             check_trainable(model)

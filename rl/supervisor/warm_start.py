@@ -43,17 +43,13 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of everything that affects the weights which the warm start `first` produces.
-
-    `own_files`: the files that the dry call of `first` has imported (DryCall.files).
-    """
+    """Return a hash of all that affects the weights which the warm start `first` produces."""
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
-    # Leave out keys that a warm start ignores: it has its own learning rate, samples no completion
-    # and computes no reward.
+    # Leave out keys that a warm start ignores.
     content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
@@ -94,10 +90,7 @@ def _file_hash(key: str, value: Any) -> Any:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the warm start of `run`. It is a run of its own, which trains the initial model.
-
-    `recipe`: the content of conf/warm_start.yaml.
-    """
+    """Return the warm start of `run`. `recipe`: the content of conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}

@@ -50,10 +50,7 @@ class Alarms:
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return the alarms of a run that starts at step `start`.
-
-        After a resume, the warnings that the steps before `start` have caused are not logged again.
-        """
+        """Return a run's alarms, without the warnings that the steps before `start` have caused."""
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:
@@ -61,7 +58,6 @@ class Alarms:
         return alarms
 
     def add(self, row: Row) -> None:
-        """Add the metrics of a step, and log each new warning."""
         self._num_own += row.get("train/reward") is not None
         memory = self._memory() if self._num_own >= WINDOW else 0.0
         for heading, text in self._new_warnings(row, memory).items():

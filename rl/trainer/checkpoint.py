@@ -69,10 +69,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps in the newest checkpoint, 0 without a checkpoint. Collective.
-
-    All ranks use rank 0's answer, because a shared file system may show each host other files.
-    """
+    """Return the number of saved steps that rank 0 sees; other hosts may see other files."""
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 

@@ -119,10 +119,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """On rank 0, push the newest version to restarted vLLMs.
-
-        Return {name: incarnation} of all vLLMs with this version, or {} if none has restarted.
-        """
+        """Update restarted vLLMs. Return {name: incarnation} of all vLLMs, {} if none restarted."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart

@@ -1,7 +1,4 @@
-"""Record the batches of steps whose loss or gradient is not finite.
-
-After several such steps in a row, end the run.
-"""
+"""Record batches whose loss or gradient is not finite; end the run after several in a row."""
 
 import logging
 
@@ -17,8 +14,6 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Counts the non-finite steps in a row. All ranks have the same count."""
-
     def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
         """`most`: this many non-finite steps in a row end the run (trainer.max_nonfinite_steps)."""
         self._run_folder, self._ranks, self._most = run_folder, ranks, most
@@ -27,11 +22,8 @@ class NonFiniteSteps:
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
         """Record all tokens of the batch if the step was skipped, even with record=none.
 
-        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. After
-        five recorded steps, record a step only if it ends the run. Collective.
-
-        Raises:
-            RunFailed: too many steps in a row were skipped.
+        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. Raise
+        RunFailed after too many such steps in a row. Collective.
         """
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:

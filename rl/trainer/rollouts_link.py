@@ -56,10 +56,7 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch.
-
-        `shares_prefixes` says whether the trainer computes equal beginnings of rows only once.
-        """
+        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch."""
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: raise the limit "
@@ -69,10 +66,7 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report which vLLMs have the weights of this version.
-
-        `replicas` maps the name of each such vLLM to the number of its restarts.
-        """
+        """Report which vLLMs have these weights. `replicas`: name -> number of its restarts."""
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
@@ -80,8 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        Every rank must send this request. A rank that did not would wait for the other ranks in the
-        next collective, which could time out.
+        Every rank must call this. Otherwise the next collective of the ranks could time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -120,10 +113,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Meanwhile push the weights to restarted vLLMs.
-
-        The rollouts process may need these vLLMs before it can answer.
-        """
+        """Wait for an answer. Meanwhile push to restarted vLLMs, which the answer may depend on."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout

@@ -16,8 +16,6 @@ from rl.trainer.loggers import Logger, turn_off_on_error
 
 @dataclass(kw_only=True)
 class TensorBoardLogger(Logger):
-    """The logger that writes TensorBoard event files to the run's folder."""
-
     _writer: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:

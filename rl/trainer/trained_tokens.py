@@ -69,7 +69,6 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token values of the recorded rows to a file, which may have no lines."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(
@@ -85,9 +84,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the step's last update. `ids` are the ids of the batch's rollouts.
-
-        Of earlier updates, write only the rows that this run records anyway.
-        """
+        """Write all rows of the last update. Of earlier updates, write the recorded rows only."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

@@ -1,6 +1,6 @@
 """Push weights by collectives: rank 0 and the workers of one replica form a separate group.
 
-So a replica that dies does not affect the other replicas, and a restarted replica gets a new group.
+So a dead replica does not affect the other replicas, and a restarted replica gets a new group.
 
 The trainer broadcasts in a thread while its request makes vLLM receive the broadcast. If the
 broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
@@ -69,10 +69,7 @@ class GroupSender(Sender):
 
 
 def run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread.
-
-    A collective cannot be interrupted. In a non-daemon thread it would block the process's exit.
-    """
+    """Run `work` in a daemon thread, because a collective that hangs would block the exit."""
     future: Future[T] = Future()
 
     def run() -> None:

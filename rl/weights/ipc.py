@@ -1,4 +1,4 @@
-"""Push all weights to vLLM on the same host or GPU by CUDA IPC. It never ran on a GPU so far.
+"""Push all weights to vLLM on the same host or GPU by CUDA IPC. It has not run on a GPU yet.
 
 The trainer packs the weights into a buffer on its GPU. Each worker of vLLM opens the handle of the
 buffer once, and reads later pushes at the same place. vLLM 0.32's IPCWeightTransferEngine is not

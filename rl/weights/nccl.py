@@ -1,4 +1,4 @@
-"""Push all weights from GPU to GPU with NCCL, on one host or several. It never ran on a GPU so far.
+"""Push all weights from GPU to GPU with NCCL, on one host or several. It has not run on a GPU yet.
 
 vLLM 0.32's engines (NCCLWeightTransferEngine, NCCLTrainerWeightTransferEngine) do not fit. The
 receiver loads each buffer and drops it, so nothing is left to compare the model with. Importing the

@@ -89,8 +89,6 @@ class WeightPusher:
                 if receiver.replica.name not in self._connected:
                     self._sender.connect(receiver)
                     self._connected.add(receiver.replica.name)
-                # Keep running requests: an unfinished rollout continues with the new weights, and
-                # each of its tokens records the version that sampled it.
                 receiver.pause()
                 self._sender.send(receiver, version)
                 receiver.resume()

@@ -28,16 +28,12 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker.
-
-    Its constructor gets the number of the worker and the keyword arguments `facts` of the Sender.
-    """
+    """The receiver in one vLLM worker. It gets the worker's number and the Sender's `facts`."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push. `source` is the dict that `Sender.source` returned.
 
-        Raises:
-            RuntimeError: the received weights have another fingerprint than the given one.
+        Raise RuntimeError if the received weights have another fingerprint than the given one.
         """
         raise NotImplementedError
 
@@ -108,7 +104,6 @@ class Sender:
         return {"path": self._file.path}
 
     def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return the request body of a push: fingerprint and source of the weights."""
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:

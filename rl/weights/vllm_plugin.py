@@ -114,12 +114,8 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Finish the reload and compare the parameters with the received weights.
-
-        If no weights were received, do nothing. This happens if a trainer was killed during an
-        update, because the next trainer finishes that update.
-        """
-        if not self._received:
+        """Finish the reload and compare the parameters with the received weights."""
+        if not self._received:  # this trainer finishes an update of a killed trainer
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
