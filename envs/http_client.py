@@ -63,7 +63,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Send a request with retries and return the answer's text. Raise HttpError if all fail."""
+        """Return the answer's text. Retry errors that may pass, raise HttpError for the others."""
         attempt = 0
         while True:
             try:

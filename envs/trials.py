@@ -79,7 +79,7 @@ class Trials(ReverseText):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations about `turns` words."""
+        """Yield conversations that ask for `turns` words, one after another."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

@@ -25,7 +25,7 @@ class Questions:
     """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
     def check(self) -> None:
-        """Raise ValueError if a quick check before the run finds that questions cannot be read."""
+        """Check quickly, before the run, that questions can be read. Raise ValueError if not."""
 
     def load(self, split: Split) -> Sequence[Question]:
         """Return all questions of a split, in an order that does not change between runs."""

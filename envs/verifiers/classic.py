@@ -34,8 +34,8 @@ class ClassicAdapter:
             self._env = vf.load_environment(name, **args)
         if self._env.requires_group_rollouts:
             raise ValueError(
-                f"env.id={name} has rewards that compare the rollouts of a group, but each rollout "
-                "is scored alone: choose another environment"
+                f"env.id={name} has rewards that compare the rollouts of a group, but "
+                "env=verifiers scores each rollout alone: choose another environment"
             )
         rubric = self._env.rubric
         listed = zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=True)

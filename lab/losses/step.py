@@ -30,10 +30,11 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 
 
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Take the step of each arm. Yield its name and mean changes of log pi, a row of COLUMNS.
+    """Train each arm from the checkpoint by a step. Yield its name and mean changes of log pi.
 
-    The means are over the better answers, the worse answers and, as absolute values, all answers.
-    An answer is better (worse) than its group if its recorded advantage is above (below) 0.
+    The columns are COLUMNS: the mean change over the better answers of the next step, over its
+    worse answers, and the mean absolute change over all its answers. An answer is better (worse)
+    than its group if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):

@@ -85,7 +85,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # prepared micro-batches; None: those of `batch`
+        batches: Sequence[Batch] | None = None,  # micro-batches after preparation.py; None: before
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives each token's logprob, loss and gradient

@@ -96,8 +96,8 @@ class Reaper:
         return self
 
     def _start(self) -> None:
-        # Without site-packages and PYTHON* variables the reaper starts fast and reliably. Children
-        # inherit no descriptors, so only this process keeps the pipe open.
+        # Skip site-packages and PYTHON* variables, which may be slow or broken. Children inherit no
+        # descriptors, so the pipe closes when this process ends.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,

@@ -61,7 +61,7 @@ def _memory(
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
-        # The page cache is reclaimable, so it counts as free.
+        # Inactive page cache counts as free, because the kernel reclaims it.
         files = _read_numbers(group / "memory.stat").get("inactive_file", 0)
         both.append((int(limit), int(limit) - int(used) + files))
     known = [(size, free) for size, free in both if size is not None and free is not None]

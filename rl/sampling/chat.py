@@ -146,7 +146,7 @@ class ChatSettings:
 
 
 @dataclass
-class HintedPrompts:
+class HintRenderer:
     """Callable that renders prompts with hints for a reference model with `sees_hint=true`."""
 
     chat: Chat

@@ -10,7 +10,7 @@ from envs.episode import StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.inference.completion import RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, HintedPrompts
+from rl.sampling.chat import Chat, HintRenderer
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.rewarding import with_rewards
@@ -63,7 +63,7 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        hints, hinted = HintedPrompts(self.chat, self.env, group), list[Rollout]()
+        hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
                 # Any other `prepare` has shown a hint to the policy: skip these episodes.

@@ -4,7 +4,7 @@ check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
 placement    assigns devices and threads to processes    rl/placement/placement.py
 with_plan    sets counts and flags for these devices     rl/placement/settings.py
-for_model    sets vLLM's memory for a known model        rl/placement/budget.py
+for_model    sets vLLM's memory from the model's sizes    rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence

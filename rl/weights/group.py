@@ -2,8 +2,8 @@
 
 So a dead replica does not affect the other replicas, and a restarted replica gets a new group.
 
-The trainer broadcasts in a thread while its request makes vLLM receive the broadcast. If the
-broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
+The trainer broadcasts in a thread while it requests that vLLM receives. It waits for each of them
+at most trainer.wait_timeout, so a failed broadcast or a vLLM that hangs does not block it forever.
 """
 
 from collections.abc import Callable
