@@ -28,9 +28,9 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # below the 5 s after which vLLM would close an idle connection
-# The run ends after this many failed requests in a row. If another replica answers in between, the
-# run only stops using the replica with so many failures in a row.
+_KEEP_ALIVE_S = 2.0  # close idle connections this early, because vLLM closes them after 5 s
+# After this many failed requests in a row, counted over all replicas, the run ends. After this many
+# in a row to one replica, while others answer, the run stops using only that replica.
 _MAX_FAILURES = 32
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
@@ -48,7 +48,7 @@ class VLLMClient:
     one after its restart.
 
     Raises:
-        RequestFailed: one request failed, after three retries if a retry could help.
+        RequestFailed: a request and its three retries failed, or its error was not temporary.
         GenerationError: 32 requests in a row failed. The run ends.
     """
 
@@ -114,7 +114,7 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # The tally is below the limit, so another replica has answered in between.
+        # If only this route reaches the limit, another replica has answered in between.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
@@ -134,7 +134,7 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
+        except aiohttp.ConnectionTimeoutError as error:  # probably the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, unanswered=True) from error
         except TimeoutError as error:
@@ -167,7 +167,7 @@ class VLLMClient:
     def _session(self, route: Route) -> aiohttp.ClientSession:
         if route not in self._sessions:
             replica = route.replica
-            # Connections use at most half of the allowed open files. Environments need files too.
+            # Connections use at most half of the allowed open files. Environments need the rest.
             limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -225,7 +225,7 @@ class GroupClient:
     async def score(
         self, token_ids: Sequence[int], count: int, *, version: int
     ) -> tuple[list[float], int]:
-        """Return logprobs of the last `count` tokens at temperature 1, and their policy version."""
+        """Return logprobs of the last `count` tokens at temperature 1, and the version used."""
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 

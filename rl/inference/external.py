@@ -20,7 +20,7 @@ from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
 _TIMEOUT_S = 10.0
-# Different tokenizers split this text differently, so it shows whether two tokenizers are equal.
+# Tokenizers that split this text into the same tokens are assumed to be equal.
 _SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it with `python -m rl.inference.serve_external <run folder> <URL>`"
@@ -37,7 +37,7 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # raises ValueError for an invalid URL before the run starts a process
+        self.servers()  # raises ValueError for a wrong URL or a missing key before the run starts
 
     def servers(self) -> list[Replica]:
         addresses = [address_of(url) for url in self.urls]
@@ -69,7 +69,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot be used for a model folder, or None if it can be used."""
+    """Return why a running server cannot serve the model of a folder, or None if it can."""
     try:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)

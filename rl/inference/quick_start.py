@@ -2,11 +2,11 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. With this module it also does so on CPUs.
+GPUs, vLLM forks the engine and runs the worker inside it. This module makes it do so on CPUs too.
 Then OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system places them.
 
-Even in eager mode, vLLM compiles the function that computes the rank of a token in the vocabulary,
-which takes seconds.
+Even in eager mode, vLLM compiles the function that computes a token's rank in the vocabulary. This
+takes seconds, so this module disables the compilation for small vocabularies.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Blocking requests that control vLLM: pause it, push weights, resume it.
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
-    LoRA adapter    start_update, load_adapter once; then pause -> update -> set_version -> resume
-    evaluate.py     load_adapter if there is one; set_version, because no push sets it
+    LoRA adapter    once: start_update, load_adapter; push: pause -> update -> set_version -> resume
+    evaluate.py     load_adapter if the model has one; set_version, because evaluate.py never pushes
 
 `rl/inference/client.py` has the requests that sample tokens.
 """
@@ -91,7 +91,7 @@ class VLLMRoutes:
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the LoRA adapter of a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
-        if not self._accepts("/v1/load_lora_adapter", adapter):  # an earlier trainer loaded `name`
+        if not self._accepts("/v1/load_lora_adapter", adapter):  # `name` was already loaded
             self._accepts("/v1/unload_lora_adapter", adapter)
             self._post("/v1/load_lora_adapter", adapter)
 
@@ -180,7 +180,7 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
-    # Add the counters of all engines, because vLLM reports one per engine.
+    # Sum over the engines of vLLM, because each engine has its own counters.
     queries, hits = (
         sum(float(n) for name, n in found if name == what) for what in ("queries", "hits")
     )
@@ -193,7 +193,7 @@ def wait_until_healthy(
     check: Callable[[], None] = lambda: None,
     began: float | None = None,
 ) -> None:
-    """Block until vLLM answers, at most `timeout` seconds after `began` (time.monotonic()).
+    """Block until vLLM is healthy. Raise RunFailed `timeout` s after `began` (time.monotonic()).
 
     `check` is called after each failed attempt. It raises if vLLM has ended.
     """

@@ -1,7 +1,7 @@
-"""The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
+"""The vLLM server: unmodified vLLM in its own process, on a Unix socket or a TCP port.
 
-A Unix socket needs no port, so two runs cannot choose the same port. The permissions of its folder
-protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
+A Unix socket needs no port, so two runs cannot choose the same one. The permissions of the socket's
+folder protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
 own API keys do not protect the routes that load weights.
 """
 
@@ -29,17 +29,17 @@ from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_EXIT_DELAY_S = 0.2  # if vLLM fails, its connections close this long before its process ends
-# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests, because
-# vLLM serves the base model and the adapter under different names.
+_EXIT_DELAY_S = 0.2  # a failing vLLM closes its connections up to 0.2 s before it ends
+# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests. vLLM has
+# different names for the base model and the adapter.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
-# Boolean options of vLLM 0.32 without a --no- flag. They are false unless the flag is given.
+# Boolean options of vLLM 0.32 that have no --no- flag. vLLM's default for each of them is false.
 _ONLY_TRUE = {
     *("disable_log_stats", "aggregate_engine_logging", "data_parallel_multi_port_external_lb"),
     *("headless", "grpc"),
 }
 
-# A run sets this variable for its vLLM. Our plugin changes the start of vLLM only if it is set.
+# Set in each vLLM that our commands start. Only then does our plugin change how vLLM starts.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
@@ -133,7 +133,7 @@ class VLLMServer:
 
 def _flag(key: str, value: Any) -> list[str]:
     """Return the arguments that set one option of vLLM; [] if the value is None."""
-    option, *inner = key.split(".")  # the keys after a dot are JSON keys, as in vLLM's own syntax
+    option, *inner = key.split(".")  # names after a dot are JSON keys, as in vLLM's own syntax
     name = ".".join([f"--{option.replace('_', '-')}", *inner])
     if value is False and key not in _ONLY_TRUE and not key.startswith("no_"):
         return [f"--no-{name.removeprefix('--')}"]
@@ -147,7 +147,7 @@ def _flag(key: str, value: Any) -> list[str]:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return an OMP_NUM_THREADS that leaves one core to the other processes."""
+    """Return an OMP_NUM_THREADS that leaves one core free; {} with GPUs or if the user set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})

@@ -27,7 +27,7 @@ _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address
 
 
 class SafeCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine with safe loading. The original would run code in a file."""
+    """DeepSpeed's checkpoint engine, but it never runs code that a loaded file may contain."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return a file's state. Raise ValueError if the file is damaged or may contain code."""
@@ -35,7 +35,7 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # PyTorch's message advises to allow the class, which is unsafe in unknown files.
+                # Replace PyTorch's message, which advises to allow the class. That may be unsafe.
                 raise UnusableFile(
                     f"{path} is not loaded, because it may contain code of another person or of "
                     "an older DeepSpeed, or is damaged: delete its checkpoint"
@@ -62,7 +62,7 @@ def start_engine(
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # allow optimizers that DeepSpeed has not tested
-        "zero_force_ds_cpu_optimizer": False,  # if the state is offloaded, allow any optimizer
+        "zero_force_ds_cpu_optimizer": False,  # allow any optimizer when the state is offloaded
     }
     if half:
         use_float32_gradients(module)
