@@ -1,8 +1,8 @@
 """The vLLM server: unmodified vLLM in its own process, on a Unix socket or a TCP port.
 
 A Unix socket needs no port, so two runs cannot choose the same one. The permissions of the socket's
-folder protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
-own API keys do not protect the routes that load weights.
+folder protect the socket. On a TCP port every route requires the run's key (key_guard.py), because
+vLLM's own API keys do not protect the routes that load weights.
 """
 
 import json
