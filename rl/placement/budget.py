@@ -1,8 +1,8 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
-estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. It ignores
-memory that other programs use, because these programs may end soon.
+estimate exceeds a host's memory, or if 93 % of it exceeds a GPU's memory, because a GPU cannot
+swap. `fit_memory` ignores memory that other programs use, because these programs may end soon.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
 _REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds a host's memory
-_REFUSED_GPU_SHARE = 0.93  # a run is refused if this share exceeds a GPU's memory
-_LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
+_REFUSED_GPU_SHARE = 0.93  # a run is refused if this share of the estimate exceeds a GPU's memory
+_LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, or set "
@@ -48,7 +48,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fit_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with vLLM's memory options. Raise ConfigError if the memory is too small."""
+    """Return the run with vLLM's memory options. Raise ConfigError if the run does not fit."""
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
         raise ConfigError([f"{problem}. {_REMEDIES}"])
@@ -123,9 +123,9 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank.
+    """Return the fraction of a GPU's memory for vLLM, or None if vLLM shares no GPU with a rank.
 
-    Raise ConfigError if the user's fraction leaves too little to the rank.
+    Raise ConfigError if the fraction that the user set leaves too little memory for the rank.
     """
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
@@ -134,7 +134,7 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
-    push = vllm.pop("push")  # vLLM allocates these copies outside its fraction
+    push = vllm.pop("push")  # vLLM allocates copies of pushed weights outside its fraction
     taken, given = rank.on_device + push, utilization(run.inference.args, 0.0)
     share = 1 - taken / size - _LEFT_FREE
     share = min(round(max(share, sum(vllm.values()) / size + 0.01), 2), 1.0)

@@ -29,7 +29,7 @@ _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # ratio of allocated memory to activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
+_VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's two processes on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
 # On a CPU, vLLM's weights need this many times their size, because a push leaves repacked copies.
 _VLLM_WEIGHTS_ON_CPU = 1.3
@@ -48,7 +48,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. `step` includes AdamW's two temporary copies of DeepSpeed's flat weights.
+# Measured with one rank. `step` includes AdamW's two temporary copies of the flattened weights.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -95,7 +95,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     compute = {**states, **work, "reference": copies}
     pushed = _push_bytes(run, shape) if first else 0.0
     if not on_gpu:
-        # A new model is initialised in float32 at the start and then converted.
+        # A new model is initialised in float32 at the start and then converted to its dtype.
         initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
         spare = initialised - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
@@ -117,7 +117,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * bytes_per_number(run))
     if on_gpu:
         row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
-        # A push loads a new copy of a layer beside the one in use. vllm_proof.py copies it again.
+        # A push loads a new copy of a layer beside the one in use. vllm_proof.py adds a third copy.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
         if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
             push += weights  # each worker receives all weights
@@ -141,7 +141,7 @@ def utilization(args: Mapping[str, Any] | None, default: float = _VLLM_UTILIZATI
 def trained_parameters(run: Run, shape: Shape) -> int:
     """Return the number of parameters that are trained: all, or those of the adapter.
 
-    An adapter has LoRA matrices, and whole copies of `modules_to_save`.
+    An adapter has LoRA matrices, and whole copies of the modules in `modules_to_save`.
     """
     if not run.adapter.freezes_base:
         return shape.parameters
@@ -162,7 +162,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], bytes_per_number(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment but more temporary copies
     return {
         "weights": parameters * bytes_per_number(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -210,7 +210,7 @@ def _num_references(run: Run) -> int:
     config = run.plain()
     if not needs_reference(config):
         return 0
-    # With adapter=lora the base weights are the initial policy, so reference=initial has no copy.
+    # With adapter=lora the base weights are the initial policy: reference=initial needs no copy.
     is_copied = not run.adapter.freezes_base
     nodes = references(config).values()
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)

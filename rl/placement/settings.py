@@ -10,7 +10,7 @@ from rl.placement.placement import Plan
 # On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
-# request with a seed. The split may also differ between equal requests, and so may the rounding.
+# request with a seed. Equal requests may also be split differently, which changes the rounding.
 _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
@@ -26,7 +26,7 @@ def with_device_flags(
 ) -> dict[str, Any]:
     """Return the inference config with vLLM flags for the devices. Keep the flags of the user.
 
-    The user may write --max-num-seqs for max_num_seqs. The result has vLLM's names.
+    The user may write --max-num-seqs for max_num_seqs. The result has names with underscores.
     """
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):

@@ -82,7 +82,7 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the environments whose reference sees hints. Raise ValueError for a missing hint."""
+    """Return the environments whose reference sees hints. Raise ValueError if a hint is missing."""
     hinted: set[str] = set()
     for pool in pools:
         if not pool.examples:  # ExampleOrder.begin reports empty pools later
@@ -96,7 +96,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the state in a checkpoint, or of a new run. Raise ValueError for a damaged state."""
+    """Return the state in a checkpoint, or a new state. Raise ValueError if a state is damaged."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):

@@ -18,7 +18,7 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns
 
-_MAX_TURN_METRICS = 8  # only this many first turns of a rollout get reward metrics
+_MAX_TURN_METRICS = 8  # number of a rollout's first turns that get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:

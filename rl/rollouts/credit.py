@@ -45,7 +45,7 @@ class RewardShaping:
     length_penalty: NonNegativeFloat
 
     def penalties(self, group: ScoredGroup) -> Sequence[float]:
-        """Return the number that is subtracted from the reward of each rollout."""
+        """Return for each rollout the number that is subtracted from its reward."""
         return [self.length_penalty * length for length in group.lengths]
 
 
@@ -97,7 +97,7 @@ class GroupCredit:
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
         _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
-        # Subtract penalties after truncation, so that they also lower a reward that it set to 0.
+        # Truncation comes first, so that penalties also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
             for c, penalty in zip(credits, penalties, strict=True)
@@ -165,10 +165,10 @@ class GroupCredit:
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
-        An advantage function may compare messages or lengths, for example, and not rewards. It does
-        so if the rewards are equal but some advantage is not 0, or if the rewards differ but all
-        advantages are 0. In these cases, and for advantages per token, `compared` contains the
-        smallest and the largest advantage of the rollout.
+        An advantage function may compare messages or lengths, for example, and not rewards. This
+        method assumes so if the rewards are equal but some advantage is not 0, or if the rewards
+        differ but all advantages are 0. In these cases, and for advantages per token, `compared`
+        contains the smallest and the largest advantage of the rollout.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -199,7 +199,7 @@ def scored_group(
     credits: Sequence[Credit],
     weights: Mapping[str, float],
 ) -> ScoredGroup:
-    """Return the input of advantage functions and `penalties`. It has the rewards of `credits`."""
+    """Return the input of advantage functions and of `penalties`, with the rewards of `credits`."""
     pairs = list(zip(rollouts, credits, strict=True))
     return ScoredGroup(
         rewards=[credit.reward for credit in credits],

@@ -1,4 +1,4 @@
-"""A buffer that rejects groups whose rewards are nearly equal, or too low or high on average."""
+"""Buffer that rejects groups whose rewards are nearly equal, or whose mean is too low or high."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -43,7 +43,7 @@ class DispatcherState:
     """The state in a checkpoint: the groups to start next, and the states of buffer and order."""
 
     next_index: int = 0
-    pending: list[int] = field(default_factory=list)  # indices of started groups without a batch
+    pending: list[int] = field(default_factory=list)  # started groups that no batch has used
     places: list[Place] = field(default_factory=list)  # place of each pending group's example
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
@@ -90,7 +90,7 @@ class Dispatcher:
         self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
-        """Start groups when they are admitted, until cancelled. Raise the error of a group."""
+        """Start each admitted group, until cancelled. If a group fails, raise its error."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 async with self._changed:
@@ -156,14 +156,14 @@ class Dispatcher:
         if drawn is None:
             assert self._over is not None  # because `has_batch` returned True
             raise self._over
-        # Groups that are not new have no place.
+        # Replayed groups and demonstrations are not in `_untrained`.
         new = [group.index for group in drawn if group.index in self._untrained]
         self._taken = {index: self._untrained.pop(index) for index in new}
         self._next_step = step + 1
         return drawn
 
     def return_batch(self) -> None:
-        """Let a resumed run play the groups of the newest batch again, because none is trained."""
+        """Let a resumed run play the newest batch's groups again, because no step trained them."""
         self._untrained |= self._taken
 
     async def stop(self) -> None:

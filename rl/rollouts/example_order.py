@@ -45,7 +45,7 @@ class ExampleOrder:
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`. The dispatcher calls this with increasing indices."""
+        """Return the place of group `index`'s example. `index` increases from call to call."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
