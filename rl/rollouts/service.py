@@ -4,7 +4,7 @@ A rank may send these calls:
 
     next_batch    returns the rank's share of the batch of a step
     record_all    writes the tokens of all rollouts of the newest batch
-    publish       says that vLLM has new weights, so that more groups may start
+    publish       tells this process that vLLM has new weights, so that more groups may start
     evaluation    returns the metrics of the evaluation of a policy version
     state         returns the state of this process for a checkpoint
 """
@@ -72,7 +72,7 @@ class RolloutService:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_ranks += 1
         try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has gone
+            with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank disconnected
                 while True:
                     header = await reader.readexactly(HEADER.size)
                     data = await reader.readexactly(HEADER.unpack(header)[0])
@@ -84,25 +84,25 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error, an answer that lets the rank save."""
+        """Return the answer to a call. After an error, return one that lets the rank save."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
             return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
-            self._error = self._error or error  # `report` raises it
+            self._error = self._error or error  # `report` raises this error
             await self._end_batches(error)
             self._broken.set()
             if call.what == "next_batch":
                 return Answer(over=STOPPED, stopped=True)
-            if call.what in ("publish", "evaluation"):  # the rank asks for a batch after the step
+            if call.what in ("publish", "evaluation"):  # a later next_batch stops the rank
                 return Answer(value=msgspec.Raw(pack({})))
-            raise  # `serve` closes the connection, because the rank cannot continue
+            raise  # `serve` closes the connection, because the rank needs the missing value
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks starts the plan of all ranks. No rank needs the previous
-            # plan, because every update synchronises the ranks.
+            # The first rank that asks for a step starts the plan of all ranks. All ranks already
+            # have the previous plan, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -141,7 +141,7 @@ class RolloutService:
             raise
 
     async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
-        """Write the rollouts of a step and return each rank's share."""
+        """Write the rollouts of a step and return each rank's share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
@@ -211,13 +211,13 @@ class RolloutService:
 
     async def _end_batches(self, error: BaseException) -> None:
         """Report an error and plan no more batches, so that the ranks save a checkpoint."""
-        # Report before stopping, because the supervisor shows the oldest report.
+        # Report before the stop can cause other reports, because the supervisor shows the oldest.
         with suppress(OSError):  # the disk may be full
             report_failure(self._run_folder, "rollouts", error)
         await self._dispatcher.stop()
 
     async def _wait_for_ranks(self) -> None:
-        """Wait for the ranks to save, because the supervisor ends them after this process."""
+        """Wait for the ranks to save, because the supervisor ends them when this process ends."""
         deadline = time.monotonic() + self._run.trainer.wait_timeout
         while self._num_ranks and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
@@ -225,7 +225,7 @@ class RolloutService:
     async def report(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        Raise the error of a rank's call after the ranks have saved a checkpoint.
+        If a rank's call failed, raise its error after the ranks have saved a checkpoint.
         """
         while True:
             self._status.set(self._dispatcher.progress())

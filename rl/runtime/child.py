@@ -25,7 +25,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command of a module. With -P, files in the working folder hide no library."""
+    """Return the command of a module. With -P, no file in the working folder hides a library."""
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
@@ -54,7 +54,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def group_alive(group: int) -> bool:
-    # Do not use killpg(group, 0), because it also finds zombies, which a container may keep.
+    # Do not use killpg(group, 0), because it also finds zombies, which may never be reaped.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
             # The process name in parentheses may contain spaces and parentheses, so split after it.
@@ -65,7 +65,7 @@ def group_alive(group: int) -> bool:
 
 
 def describe_exit(status: int | None) -> str:
-    """Describe an exit status. Name the likely cause of KILL, because the log cannot contain it."""
+    """Describe an exit status. After KILL, name the likely cause, which is not in the log."""
     killed = (
         " (killed, perhaps by the kernel because memory ran out: docs/troubleshooting.md, memory)"
     )
@@ -85,7 +85,7 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
 
 
 class Reaper:
-    """The handle of the reaper, a process that ends our process groups if the supervisor dies."""
+    """The handle of the reaper, which ends the children's process groups if this process dies."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -96,8 +96,8 @@ class Reaper:
         return self
 
     def _start(self) -> None:
-        # Skip site-packages and PYTHON* variables, which may be slow or broken. Children inherit no
-        # descriptors, so the pipe closes when this process ends.
+        # Skip site-packages (-S) and PYTHON* variables (-E), which could break or slow the reaper.
+        # Other children do not inherit the pipe, so it closes when this process ends.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """If `ends_on_term` is False, `end` sends KILL at once. `in_terminal`: write to no log."""
+        """If `ends_on_term` is False, `end` sends KILL at once. `in_terminal`: use no log."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})

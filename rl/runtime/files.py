@@ -25,14 +25,14 @@ class Inside:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file and rename it, so that readers never see an incomplete text."""
+    """Write a temporary file and rename it, so that readers never see an incomplete file."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only the user can read. Raise FileExistsError if it exists."""
+    """Write a new file that only the user can read. Raise FileExistsError if `path` exists."""
     # Set the mode on creation, because other users could open the file before a later chmod.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -68,7 +68,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines. Return what a reader of the new line gets."""
+    """Append a record to a file of JSON lines. Return the record as a reader gets it."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -80,10 +80,10 @@ class LineTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0  # bytes up to the end of the last complete line that was read
+        self._offset = 0  # position after the last complete line that was read
 
     def read(self) -> list[bytes]:
-        """Return the complete lines added since the last call, or all if the file has shrunk."""
+        """Return the complete lines added since the last call, or all lines if the file shrank."""
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -98,7 +98,7 @@ class LineTail:
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """Return the value as JSON types. NaN and infinity become None, other objects their repr."""
+    """Convert to JSON types: NaN and infinity to None, and objects without a JSON type to text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):

@@ -67,7 +67,7 @@ class Address:
 
 
 def bind_collectives(interface: str | None) -> None:
-    """Bind gloo and NCCL, which do not authenticate their peers, to a network interface."""
+    """Bind gloo and NCCL to `interface`, because they do not authenticate their peers."""
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
