@@ -1,4 +1,4 @@
-"""The token record: Parquet files with values per token. Lines are joined by rollout id and row.
+"""The token record: Parquet files with values per token. `read_rows` joins them by id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
@@ -41,7 +41,7 @@ class Lines:
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a token file atomically. If the disk is full, log a warning and return False."""
+    """Write a token file atomically. After an OSError, log a warning and return False."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
@@ -92,7 +92,7 @@ class RecordedRow:
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, each once per update. `id`: return only this rollout's.
+    """Return the recorded rows of a step, each once per update. `id`: only those of this rollout.
 
     Raise ValueError if a file is damaged, or if the files come from different runs.
     """

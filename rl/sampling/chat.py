@@ -102,12 +102,12 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with this sampler. Requests reuse only what vLLM cached at `version`."""
+        """Return a copy with this sampler. Requests reuse vLLM's prefix cache of `version` only."""
         return self.with_sampler(sampler)
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return an entry of `tool_calls`. An invalid call gets an `error` and the arguments `raw`."""
+    """Return an entry of `tool_calls`. An invalid call gets an `error`, and `raw` as arguments."""
     if not isinstance(name, str) or not name:
         return invalid_call(call_id, raw, "the tool call has no name")
     if len(name) > _MAX_NAME_LENGTH:
@@ -140,7 +140,7 @@ class ChatSettings:
     served_as: str  # model name in requests to vLLM
     model: Path  # local folder with the tokenizer
     renderer: str  # name of the chat format in the library `renderers`, or auto
-    renderer_options: Mapping[str, Any] | None = None  # for the renderer or chat template
+    renderer_options: Mapping[str, Any] | None = None  # options of the renderer or chat template
     num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 

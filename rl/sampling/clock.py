@@ -80,7 +80,7 @@ class Clock:
 
     @asynccontextmanager
     async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
-        """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
+        """Pause the clock until slots are free. Run the block and add its time to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.pause():
                 await stack.enter_async_context(slots.hold(count))

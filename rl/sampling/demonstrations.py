@@ -27,7 +27,7 @@ from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end the run
+_MAX_TOO_LONG = 100  # the run ends after this many consecutive conversations that are too long
 
 
 class ConversationTooLong(ValueError):
@@ -62,7 +62,7 @@ class ImitationSampler:
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            # StopIteration would become a RuntimeError of the calling coroutine.
+            # Use a default, because StopIteration becomes a RuntimeError in a calling coroutine.
             if (conversation := next(stream, None)) is None:
                 raise ValueError(
                     f"the conversations of the environment {env.name!r} ended, but a group needs "

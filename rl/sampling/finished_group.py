@@ -16,7 +16,7 @@ from rl.sampling.environment_errors import EnvironmentFailed, as_environment_err
 from rl.sampling.rewarding import with_rewards
 from rl.sampling.speaker import Speaker
 
-_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}  # fields after an error
+_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}  # fields of a rollout with an error
 
 
 @dataclass
@@ -30,7 +30,7 @@ class FinishedGroup:
     checked: set[str]  # environments and roles whose reward names have been checked
 
     async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
-        """Return the group with the rewards of `score_group`, or without rewards if that fails."""
+        """Return the group with rewards of `score_group`, or without rewards if the call fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
@@ -66,7 +66,7 @@ class FinishedGroup:
         hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Any other `prepare` has shown a hint to the policy: skip these episodes.
+                # Skip episodes with another `prepare`, because it has shown a hint to the policy.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

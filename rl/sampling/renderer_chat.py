@@ -6,8 +6,8 @@
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-start of a run tests for this. `client.on_rewrite` decides what follows: later prompts keep the
-thinking (extend), several rows are trained (fork), or the run does not start (refuse).
+client tests the format when a run starts. `client.on_rewrite` decides what follows: later prompts
+keep the thinking (extend), several rows are trained (fork), or the run does not start (refuse).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -106,7 +106,7 @@ class RendererChat(Chat):
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Append completion and reply to the prompt's tokens, or render the whole conversation."""
-        # `bridged` begins with the tokens so far. It is None if the format changes earlier turns.
+        # The result begins with all tokens so far, or is None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,

@@ -25,9 +25,9 @@ class RolloutInputs:
     prefix: Prefix | None = None  # given tokens that begin the first turns
 
     def change_example(self, example: Example, hint: str | None) -> None:
-        """Play `example` instead, with `hint` in its prompt.
+        """Replace the example by `example`, and show `hint` in its prompt.
 
-        If `hint` is "", the prompt shows the example's own hint. If it is None, there is no hint.
+        If `hint` is "", the prompt shows the example's own hint; if None, it shows none.
         """
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example

@@ -123,7 +123,7 @@ class Speaker:
 
 
 def _same_messages(before: list[Message], repeated: list[Message]) -> bool:
-    """Return whether messages are equal except for call ids and reasoning, which clients drop."""
+    """Compare messages without call ids and reasoning, because environments may drop these."""
     return [_comparison_key(m) for m in before] == [_comparison_key(m) for m in repeated]
 
 
