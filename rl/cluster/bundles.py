@@ -1,4 +1,4 @@
-"""Compute which bundles a run reserves in a Ray cluster.
+"""Compute the bundles (GPUs and CPUs of one node) that a run reserves in a Ray cluster.
 
 Each vLLM replica gets one bundle, because all GPUs of a replica must be on one node. The ranks get
 as few bundles as possible, because ranks on one node exchange gradients faster.
@@ -12,7 +12,7 @@ from rl.cluster.host import Demand
 
 @dataclass(frozen=True)
 class Bundle:
-    """A number of GPUs and logical CPUs on one node, and the training ranks that use them."""
+    """The numbers of GPUs and logical CPUs on one node, and of training ranks that use them."""
 
     devices: int
     cores: int

@@ -104,7 +104,7 @@ def _connect(address: str) -> Any:
 def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Reserve bundles until `stack` closes. Yield (RayNode, IP address, bundle) for each bundle."""
+    """Reserve bundles until `stack` is closed. Yield (RayNode, IP address, bundle) for each."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -141,7 +141,7 @@ def _reserve(
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
     """Raise RunFailed if a node lacks the run folder, the interpreter or the working folder."""
     key = run_folder.private.key.absolute()
-    digest = sha256(key.read_bytes()).hexdigest()  # not the key, because Ray does not encrypt
+    digest = sha256(key.read_bytes()).hexdigest()  # send a hash, because Ray does not encrypt
     for host in hosts:
         if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
             raise RunFailed(f"the host {host.address} {problem}")

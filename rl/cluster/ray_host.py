@@ -66,7 +66,7 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
-        """Request the exit statuses without waiting, and store those that have arrived."""
+        """Request the exit statuses from the RayNode. Store them once they arrive; never wait."""
         if self.lost:
             return
         if self._pending is None:
@@ -77,7 +77,7 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the RayNode. Raise HostLost, or RunFailed if the method fails."""
+        """Call a RayNode method. Raise RunFailed if it fails, or HostLost if the host is lost."""
         if self.lost:
             raise self.lost
         return self._wait_for(getattr(self.node, method).remote(*arguments), method)

@@ -17,12 +17,12 @@ from rl.cluster.local import LocalHost
 from rl.runtime.child import Reaper
 from rl.runtime.network import free_port, own_address
 
-_NEW_FILE_TIMEOUT_S = 10.0  # maximum delay until a network file system shows a new file
+_NEW_FILE_TIMEOUT_S = 10.0  # maximum wait until a network file system shows a new file
 
 
 class RayNode:
     def __init__(self) -> None:
-        # Children get this folder as TMPDIR. vLLM's Unix sockets need a local file system.
+        # Children get this TMPDIR, because vLLM's Unix sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._reaper = Reaper()
         self._reaper.__enter__()

@@ -1,7 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
-Each function of ALGORITHM_RULES yields one message per problem. It reads constants of classes
-(facts.py) and results of the dry call (learned.py), which users' own components have, too.
+Each function of ALGORITHM_RULES yields one message per problem. It reads constants of components
+(facts.py) and results of the dry call (learned.py), which also exist for users' components.
 """
 
 from collections.abc import Callable, Iterator

@@ -13,8 +13,8 @@ _FIELDS = {"url", "model", "api_key_variable"}
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with URLs in place of the names of endpoints.
 
-    A name is the value of a key `url` or `base_url` in a mapping that also has the key `model`. The
-    endpoint also gives `model`, if it has no value, and `api_key_variable`.
+    The value of a key `url` or `base_url` is a name if it lacks "://" and its mapping has the key
+    `model`. The endpoint also sets `api_key_variable`, and `model` if the mapping gives no model.
     """
     if not FILE.is_file():
         return config

@@ -43,7 +43,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Config]:
-    """Return dotted path -> reference: a single one, or one per environment (reference=per_env)."""
+    """Return dotted path -> reference node: one, or one per environment if reference=per_env."""
     if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
@@ -58,7 +58,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return the constant `name` of the class `target` or of the function's file, or `default`."""
+    """Return the constant `name` of a class, or of a function's file; if missing, `default`."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 

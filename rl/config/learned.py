@@ -23,7 +23,7 @@ class Learned:
     advantage_by_turn: bool  # whether the advantage returns one number per turn
     advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
-    advantage_compares: bool  # whether a rollout alone in its group always gets advantage 0
+    advantage_compares: bool  # whether a rollout that is alone in its group always gets advantage 0
     advantage_refuses_negative: bool
     batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
     aggregation_takes_turns: bool

@@ -1,8 +1,8 @@
-"""Typed records of the configuration nodes that our own processes read.
+"""Typed records of the configuration nodes that rl/ reads.
 
 A `CoreNode` is also the node's mapping from config.yaml, so that `build(run.model)` works. A field
-with a default is a key that the chosen target may lack. A property reads a class attribute from the
-target's source, so that no process has to build the node.
+with a default is a key that the chosen target may lack. Some properties read a class attribute from
+the target's source, so that no process has to build the node.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Check whether a run may start in its folder, which holds one run, or resume there.
+"""Check whether a run may start or resume in its folder, which can hold only one run.
 
 A resume is refused if a changed option affects what the run learns.
 """
@@ -103,7 +103,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Null means one rank per device. The supervisor repeats this check with the number of devices.
+    # Null means one rank per device, and this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "

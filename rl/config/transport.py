@@ -79,7 +79,7 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def placement_problem(chosen: Transport, *, on_gpus: bool, shared: bool) -> str | None:
-    """Return why the sender cannot work on these devices. `shared`: by trainer and vLLM."""
+    """Return why the sender cannot work here, or None. `shared`: trainer and vLLM share a GPU."""
     if chosen.has("on_gpus") and not on_gpus:
         return f"sync={chosen.name} sends weights between GPUs, but the run has none: use sync=auto"
     if chosen.has("own_gpus") and shared:

@@ -37,7 +37,7 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-LIMIT_S = 600.0  # seconds to wait for the dry call of each configuration of a sweep
+LIMIT_S = 600.0  # maximum seconds for the dry call of one configuration
 Answer = Mapping[str, Any]
 _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
@@ -123,7 +123,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that affect a dry call, so that a cached result applies to other seeds."""
+    """Return only the options that affect a dry call, so that all seeds share a cached result."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

@@ -73,7 +73,7 @@ def _location(found: tuple[str, int] | None) -> str:
 
 
 def json_round_trip(state: Any) -> Any:
-    """Return a component's state after it was saved in a checkpoint and loaded."""
+    """Return a component's state as a checkpoint would restore it, or raise BadResult."""
     try:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:

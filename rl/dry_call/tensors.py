@@ -56,7 +56,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, their tensors with a gradient, and the set of fields used so far.
+    """Return made-up tokens, their tensors with a gradient, and a set that collects used fields.
 
     `has_old`: whether the tokens have old_logprobs. `change` is added to rollout_logprobs.
     """
@@ -95,11 +95,11 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 
 
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
-    """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
+    """Return the facts `loss_reads` and `loss_corrects` (rl/config/learned.py).
 
     The loss is called with and without old_logprobs, which it gets if a batch has several updates.
-    An error counts only if this run would cause it. With old_logprobs, a loss corrects for the
-    sampler if it also depends on rollout_logprobs.
+    An error is reported only if it would also occur in this run. A loss corrects for the difference
+    of trainer and vLLM if it depends on rollout_logprobs although it has old_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -125,7 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss with its statistics of `tokens`, if any, which must be sums over tokens."""
+    """Bind the loss to its `statistics(tokens)`, if defined. Require that they sum over tokens."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing

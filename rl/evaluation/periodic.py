@@ -76,7 +76,7 @@ class Evaluator:
             while True:
                 version = await self._due.get()
                 self._metrics[version].set_result(await self._evaluate(version))
-        finally:  # waiting ranks get empty metrics, so that they can save a checkpoint
+        finally:  # after an error, waiting ranks get empty metrics and can save a checkpoint
             self._ended = True
             for metrics in self._metrics.values():
                 if not metrics.done():

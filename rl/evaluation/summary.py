@@ -41,7 +41,7 @@ class Summary:
     turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
     tool_errors: float  # mean number of failed tool calls per rollout
-    rewards: dict[str, float]  # reward name -> mean reward, without its weight
+    rewards: dict[str, float]  # reward name -> mean of this reward before weighting
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
     envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
@@ -110,7 +110,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return max_length and means over rollouts, by metric name without `rollout/` or `eval/`."""
+    """Return max_length and means over rollouts. Names lack the prefix `rollout/` or `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -181,7 +181,7 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of groups whose rewards are all equal, among groups with two or more."""
+    """Return the share of groups whose rewards are all equal. Groups of one reward do not count."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan
