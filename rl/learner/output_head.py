@@ -36,7 +36,7 @@ class OutputHead(torch.autograd.Function):
         with_entropies: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logprobs shaped like `targets`, and entropies [N] if `with_entropies`, else None."""
+        """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None)."""
         ctx.settings = temperature, chunk, dtype
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)

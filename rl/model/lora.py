@@ -118,7 +118,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if `targets` names expert matrices. Call this only if the model has experts."""
+    """Raise ValueError if `targets` names expert matrices. Call this only if there are experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):
