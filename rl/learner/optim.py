@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW with a learning rate schedule (conf/optim/adamw). Only matrices get weight decay."""
+    """AdamW with a learning rate schedule (conf/optim/adamw). Vectors get no weight decay."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -104,6 +104,6 @@ class Muon(AdamW):
         adamw = super().optimizer(rest)
         assert isinstance(adamw, torch.optim.AdamW)
         for group in adamw.param_groups:
-            group["lr_ratio"] = self.adamw_ratio  # read by deepspeed_engine.py in every step
+            group["lr_ratio"] = self.adamw_ratio  # deepspeed_engine.py multiplies the rate by it
             group["lr"] *= self.adamw_ratio
         return MuonAndAdamW(muon, adamw)

@@ -1,10 +1,10 @@
 """Tables of the completion tokens of a global batch, with one line per rollout.
 
 A rollout may have several rows (rl/sampling/row_builder.py), in several micro-batches and on
-several ranks. A critic's advantages are computed along the whole rollout.
+several ranks. A table joins them, because a critic's advantages depend on the whole rollout.
 
-R: rollouts of the global batch, L: most completion tokens of a rollout, N: completion tokens of a
-micro-batch.
+R: rollouts of the global batch, L: completion tokens of the longest rollout, N: completion tokens
+of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class TokenTable:
                 line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # each value is 0 on all other ranks, so the sum copies it
+        dist.all_reduce(flat)  # each value is 0 on all ranks but one, so the sum copies it
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)

@@ -5,10 +5,10 @@
     advantage of a step    from the estimator (losses/gae.py), the same for all tokens of the step
     return of a step       advantage + value, the training target for the value of its first token
 
-A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
-was cut off. The state after the cut was not sampled, and the length limit is a rule of the task.
+A step is a token or a turn. The value after the last token is 0, also in a truncated rollout,
+because the state after truncation was not sampled, and the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
+R: rollouts of the global batch, L: maximum completion tokens, K: maximum turns of a rollout.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def credit(
     *,
     estimator: Estimator,
     over: Literal["tokens", "turns"],  # whether a step is a token or a turn
-    whiten: bool,  # standardise the advantages over all tokens
+    whiten: bool,  # whether to standardise the advantages over all trained tokens
 ) -> ValueCredit:
     starts = trained.clone()  # [R, L]
     if over == "turns":

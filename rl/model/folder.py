@@ -60,7 +60,7 @@ def damaged_weight_file(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the model's weights, config and tokenizer, which a resume compares."""
+    """Return a hash of weights, config and tokenizer, by which a resume detects changes."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
@@ -83,7 +83,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 
 def links_outside(path: Path) -> bool:
-    """Return whether a path is a link to a file outside its folder (or outside the hub's cache)."""
+    """Return whether a path links out of its folder. The hub cache's blobs/ counts as inside."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
     homes = [home, home.parents[1] / "blobs"] if in_cache else [home]
@@ -142,17 +142,17 @@ def check_trainable(folder: Path) -> None:
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """Return the number of logits of the model in a folder, or None if config.json lacks it."""
+    """Return the number of logits of the model in a folder, or None without a vocab_size."""
     config = json_of(folder / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def _tokens_from(folder: Path, first: int) -> list[str]:
-    """Return the tokens with ids from `first` on that a tokenizer may produce.
+    """Return the tokens that the tokenizer in `folder` may produce and whose ids are >= `first`.
 
-    Leave out special tokens that the chat template does not use. Gemma 3's text models, for
-    example, have no embeddings for the tokens of images.
+    Leave out special tokens that the chat template does not use, because a model may lack their
+    embeddings. Gemma 3's text models, for example, lack those of image tokens.
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
@@ -185,7 +185,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # The teacher may lack logits of unused ids, because the policy hardly ever samples them.
+    # The teacher may lack logits of ids without a token, which the policy hardly ever samples.
     known = vocabulary_of(teacher)
     if known and (missing := _tokens_from(policy, known)):
         raise ValueError(

@@ -3,7 +3,7 @@
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
 W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
-at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load it.
+at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load one.
 
 torch and peft are imported inside functions, because the supervisor imports this module and must
 not import torch.
@@ -118,7 +118,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if `targets` name matrices of experts. Call it for models with experts."""
+    """Raise ValueError if `targets` names expert matrices. Call this only if there are experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):
@@ -160,7 +160,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return the trained copy if adapter.modules_to_save lists `module`, else `module` itself."""
+    """Return peft's trained copy of `module`, or the original if no copy exists or is enabled."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module

@@ -50,7 +50,7 @@ class PretrainedModel:
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if the model in `local` has fewer positions than `group`.max_seq_len."""
+    """Raise ValueError if the model in `local` has fewer than `max_seq_len` positions."""
     if (longest := positions_of(local)) and max_seq_len > longest:
         raise ValueError(
             f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
@@ -59,9 +59,9 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
-    """Return the folder of a model: a local one, or a download of a name on the hub.
+    """Return the folder of the model `path`, after a download if it is a name on the hub.
 
-    Raise ValueError, naming the config group, if the model or a file is missing or damaged.
+    Raise ValueError if the model or a file is missing or damaged. Messages name the config `group`.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -108,7 +108,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if a file is missing or damaged, or if config or tokenizer is a link out."""
+    """Raise ValueError if a file is missing or damaged, or if config or tokenizer links outside."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),

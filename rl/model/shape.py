@@ -1,4 +1,4 @@
-"""The sizes of a causal language model, from its config.json and the headers of its weights."""
+"""The sizes of a causal language model, from config.json and the headers of its weight files."""
 
 import math
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB of the smallest key-value cache that vLLM accepts: for one row."""
+        """Return the GiB, rounded up, of vLLM's smallest key-value cache, which holds one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:

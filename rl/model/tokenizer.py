@@ -3,7 +3,7 @@
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 it is
+Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 this is
 enable_thinking=True. With False, every prompt would end with an empty think block, but the tiny
 model and Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
@@ -101,7 +101,7 @@ def load_renderer(
         ) from error
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # Later prompts then begin with the sampled tokens, so a rollout stays one training row.
+        # Later prompts then contain all sampled tokens, so a rollout stays one training row.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)
@@ -158,7 +158,7 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
 
 
 def decode_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of tokens without special tokens, for turns that cannot be parsed."""
+    """Return the text of `token_ids` without special tokens, for turns that cannot be parsed."""
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 

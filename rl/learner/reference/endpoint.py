@@ -23,8 +23,8 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
-_REQUESTS = 32  # maximum number of concurrent requests
-_LARGEST_MIB = 1024  # limit of a response, which has top_k candidates for each token of a row
+_REQUESTS = 32  # maximum number of concurrent requests of a rank
+_LARGEST_MIB = 1024  # maximum size of a response, which has top_k candidates for each token
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
@@ -69,7 +69,7 @@ class _RemoteTeacher(Reference):
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server's tokenizer or length limit does not fit the policy."""
+        """Raise RunFailed if the server reports a tokenizer or limit that does not suit the run."""
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
         try:

@@ -1,4 +1,4 @@
-"""One teacher per environment of a mixture. It scores the rows of its environment.
+"""One teacher per environment of a mixture. Each teacher scores the rows of its environment.
 
 N: completion tokens of a micro-batch.
 """
@@ -34,8 +34,8 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Call every teacher for every micro-batch, if necessary with a row without scored tokens,
-        # because `score` may be a collective under ZeRO-3.
+        # Call each teacher for each micro-batch, because `score` may be a collective under ZeRO-3.
+        # A teacher without rows in a micro-batch gets one row without scored tokens.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
@@ -65,7 +65,7 @@ class _Teachers(Reference):
 
 
 def _folder_of(folder: Path, i: int) -> Path:
-    """Create and return teacher `i`'s folder. Teachers may write files of the same name."""
+    """Create and return a folder for teacher `i`, because teachers may write equal file names."""
     own = folder / f"reference_{i}"
     own.mkdir(exist_ok=True)
     return own

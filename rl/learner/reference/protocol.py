@@ -71,7 +71,7 @@ class NoReference:
 
 
 def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate scores by field, and apply `transform` to each field that is not None."""
+    """Concatenate the scores field by field, except None, and apply `transform` to each field."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(
