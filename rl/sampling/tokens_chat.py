@@ -1,10 +1,10 @@
-"""Chat client for which vLLM renders the prompts with its own chat template.
+"""Chat client for which vLLM renders the prompts with the model's chat template.
 
     messages --/tokenize--> token ids --/inference/v1/generate--> tokens, logprobs, versions
 
 vLLM's /v1/chat/completions is not used, because it returns no policy version per token. vLLM
-renders the whole conversation again before every turn. The rollout stays one training row while
-each prompt repeats the sampled tokens exactly. Otherwise a new row begins (row_builder.py).
+renders the whole conversation again before every turn. If the new prompt repeats the earlier
+tokens exactly, it extends the training row. Otherwise a new row begins (row_builder.py).
 """
 
 import asyncio

@@ -56,7 +56,7 @@ class Children:
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        # Hide the GPUs, because a reward function may import JAX, which would fill a GPU's memory.
+        # Hide GPUs from the rollouts process, because JAX in a reward function would fill a GPU.
         env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
         self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
@@ -128,14 +128,14 @@ class Children:
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            if stop.asked:  # check first, because the signal may also have ended processes
+            if stop.asked:  # check this first, because the signal may also end processes
                 self._request_stop()
             asked = self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_if_reported()  # ranks also end with 0 if sampling has failed
                 return
-            if self._replicas:  # check vLLM first, because the others fail if it ends
+            if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:

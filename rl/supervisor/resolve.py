@@ -3,8 +3,8 @@
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
 placement    assigns devices and threads to processes    rl/placement/placement.py
-with_plan    sets counts and flags for these devices     rl/placement/settings.py
-for_model    sets vLLM's memory from the model's sizes    rl/placement/budget.py
+with_plan    sets process counts and vLLM's flags        rl/placement/settings.py
+for_model    sets vLLM's memory from the model's sizes   rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy with vLLM's memory for a model of these sizes, and the plan as text."""
+        """Return a copy that sets vLLM's memory for these model sizes, and the plan as text."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
@@ -58,7 +58,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 
 def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
-    """Assign devices to the processes of a checked run. Raise ConfigError if there are too few."""
+    """Assign devices to the processes of a checked run. Raise ConfigError for too few devices."""
     if run.trainer.debug:
         run = run.with_values({"trainer.ranks": 1})
     if run.cluster.spans_hosts:
@@ -79,7 +79,7 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts Ray reserves later. A missing number counts as one."""
+    """Plan a run whose hosts Ray reserves later. An unset count of replicas or ranks means one."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.with_values({"inference.replicas": replicas, "trainer.ranks": ranks})

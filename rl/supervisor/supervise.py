@@ -93,7 +93,7 @@ def supervise(
         # Check again under the lock, because another run may have used the folder meanwhile.
         if problems := list(run_folder_problems(config)):
             raise ConfigError(problems)
-        # If an earlier attempt ended before its first step, delete its model and warm start.
+        # If this run was started before but finished no step, delete the old model and warm start.
         if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}

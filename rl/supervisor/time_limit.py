@@ -14,7 +14,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column
 from rl.runtime.stop_request import StopRequest
 
-# The estimate uses only this many last steps, because the first steps may include compilation.
+# Estimate a step's time from the latest steps, because the first ones may include compilation.
 _RECENT_STEPS = 20
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
@@ -22,7 +22,7 @@ _CHECKPOINT_S = 30.0  # until a checkpoint is measured, it is assumed to take at
 # A checkpoint has bfloat16 and float32 weights, a bfloat16 export, and Adam's two float32 moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
-_NO_CHECKPOINT_S = 0.01  # a step whose metric time/checkpoint is smaller has saved none
+_NO_CHECKPOINT_S = 0.01  # if no time/checkpoint exceeds this, no checkpoint was saved
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 

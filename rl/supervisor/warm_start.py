@@ -25,7 +25,7 @@ from rl.runtime.folder import RunFolder
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
 # Options of an environment's data that may name a folder or a file pattern. Other options may
-# contain such a text by chance, such as the operators "*" and "/" of env=arithmetic.
+# look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
@@ -68,9 +68,9 @@ def _without_keys(node: Any, *keys: str) -> Any:
 
 
 def _file_hash(key: str, value: Any) -> Any:
-    """Return the hash of the file at the path `value`; "" if `value` is not the path of a file.
+    """Return the hash of the file at the path `value`; "" if `value` names no file.
 
-    If `key` may name a folder or a file pattern, return [name, size, time] of each of its files.
+    For a folder or a file pattern of a key in _DATA_KEYS, return [name, size, time] of each file.
     """
     if not isinstance(value, str) or "\n" in value or not value:
         return ""
@@ -90,7 +90,7 @@ def _file_hash(key: str, value: Any) -> Any:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the warm start of `run`. `recipe`: the content of conf/warm_start.yaml."""
+    """Return the warm start of `run` as a run. `recipe`: the content of conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}

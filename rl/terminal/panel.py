@@ -44,7 +44,7 @@ ALARMS = {  # metric -> warning that the panel shows if the metric is not 0
 
 @dataclass
 class RunView:
-    """The data of the panel: all rewards of a run, and the last WINDOW lines of its metrics."""
+    """The data of the panel: the reward of each step, and the last WINDOW lines of metrics."""
 
     run_name: str
     max_steps: int

@@ -41,11 +41,11 @@ class Alarms:
     """Checks of the metrics of the last ten steps. Each check logs its warning once per run."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        self._memory, self._early = memory, 0.0  # _early: memory after the first steps
+        self._memory, self._early = memory, 0.0  # _early: GiB of memory after the first steps
         self._num_own = 0  # number of steps with a reward since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
-        self._best, self._first = 0.0, 0.0  # best mean reward, mean entropy of the first steps
+        self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
         self._left = dict(_MESSAGES)
 
     @classmethod

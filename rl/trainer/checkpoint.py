@@ -120,7 +120,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Delete a folder. Truncate its files first, which frees the space of files still open."""
+    """Delete a folder. Truncate its files first, so that even files still open use no space."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():
@@ -129,7 +129,7 @@ def _delete_incomplete(folder: Path) -> None:
 
 
 def _delete_checkpoint(checkpoint: Path) -> None:
-    """Rename a checkpoint, then delete it, so that no partly deleted one looks complete."""
+    """Rename a checkpoint, then delete it, so that no partly deleted folder looks complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

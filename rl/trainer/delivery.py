@@ -35,11 +35,11 @@ Phase = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Receivers:
-    """The vLLM replicas that receive weights. `updated` has those that loaded the last push."""
+    """The vLLM replicas that receive weights. `updated`: those without a failed push or probe."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Less than 2 * trainer.wait_timeout, after which the other ranks' collective times out.
+        # At most trainer.wait_timeout, because the other ranks wait only twice as long for rank 0.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
@@ -119,7 +119,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Update restarted vLLMs. Return {name: incarnation} of all vLLMs, {} if none restarted."""
+        """Push to restarted vLLMs. Return `updated_replicas()`; {} if no vLLM has restarted."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
