@@ -90,8 +90,10 @@ def supervise(
     lock = locked(run_folder, delete_on=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder meanwhile.
-        if problems := list(run_folder_problems(config)):
+        # Check again under the lock, because another run may have used the folder meanwhile, and
+        # with the number of ranks, which was null before.
+        trainer = {**config["trainer"], "ranks": run.trainer.ranks}
+        if problems := list(run_folder_problems({**config, "trainer": trainer})):
             raise ConfigError(problems)
         # If this run was started before but finished no step, delete the old model and warm start.
         if run_folder.overrides.is_file() and not run_folder.has_results():
