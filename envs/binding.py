@@ -10,7 +10,7 @@
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
 returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls the function
-once per episode (with the `episode` if it has this parameter), or copies the instance of the class.
+once per episode (with `episode` if the function takes it), or copies the instance of the class.
 """
 
 import inspect

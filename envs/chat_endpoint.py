@@ -33,7 +33,7 @@ class Answer(msgspec.Struct):
 
 
 def is_context_full(status: int, text: str) -> bool:
-    """Return whether an answer of an OpenAI-compatible server says: the prompt is too long."""
+    """Return whether an answer of an OpenAI-compatible server says that the prompt is too long."""
     said = text.lower().replace("_", " ")
     return status == 400 and any(words in said for words in ("context length", "context window"))
 
@@ -77,7 +77,7 @@ class ChatEndpoint:
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the completion; None if the conversation is too long."""
+        """Send a request. Return the completion, or None if the conversation is too long."""
         request = {"model": self.model, **body}
         try:
             text = await client.post(f"{self.url.rstrip('/')}/chat/completions", request)

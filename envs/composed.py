@@ -25,7 +25,7 @@ from envs.tools import Function, unwrap
 
 @dataclass(frozen=True, kw_only=True)
 class Toolset:
-    """A set of tools with their objects. The fields mean the same as parameters of Composed."""
+    """A set of tools with their objects. The fields mean the same as in Composed."""
 
     tools: Sequence[Function]
     shared: Mapping[str, Any] = field(default_factory=dict)

@@ -42,7 +42,7 @@ class RolloutsLink:
                         f"the rollouts process did not listen within trainer.wait_timeout="
                         f"{timeout:g} s: see logs/rollouts.log, or raise the limit"
                     ) from error
-                time.sleep(0.1)  # the rollouts process listens after it has loaded its environment
+                time.sleep(0.1)  # retry, because the rollouts process first loads the environment
 
     def _open_connection(self, timeout: float) -> socket.socket:
         listening = Endpoint.read(self._run_folder, "rollouts")
@@ -66,7 +66,7 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report which vLLMs have these weights. `replicas`: name -> number of its restarts."""
+        """Report which vLLMs have loaded `version`. `replicas`: name -> number of its restarts."""
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        Every rank must call this. Otherwise the next collective of the ranks could time out.
+        All ranks must call this, because a rank that went on would time out in a collective.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -113,7 +113,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Meanwhile push to restarted vLLMs, which the answer may depend on."""
+        """Await an answer. Meanwhile push to restarted vLLMs, because the answer may need them."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout

@@ -1,6 +1,6 @@
-"""Hash weights. If two hashes are equal, so are the names, shapes, dtypes and bytes of the weights.
+"""Hash the names, shapes, dtypes and bytes of weights, to tell whether two sets are equal.
 
-Several threads hash one tensor each, because a single thread hashes only 8 GB/s.
+Threads hash different tensors in parallel, because a single thread hashes only 8 GB/s.
 """
 
 import os

@@ -59,22 +59,22 @@ class GlooSender(GroupSender):
         return {"num_bytes": len(self._file.content)}
 
     def broadcast_to(self, name: str) -> None:
-        # Keep no reference to the group, because it would keep the connections open after `del`.
+        # Hold no reference to the group after `del`, because its connections would stay open.
         error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Deleting the group closes its connections, so the other workers stop waiting. If
-            # the replica has been restarted since, keep its new group.
+            # Deleting the group closes its connections, so the replica's workers stop waiting.
+            # If the replica has been restarted since, keep its new group.
             if id(self._groups.get(name)) == group_id:
                 del self._groups[name]
             raise RuntimeError(error)
 
 
 def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
+    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack what is used here
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout)
@@ -82,7 +82,7 @@ def create_group(store: Store, rank: int, size: int, host: str, timeout: float) 
 
 
 def broadcast(group: Any, content: torch.Tensor) -> None:
-    """Copy the bytes `content` [N] of rank 0 into those of the other ranks. All ranks call it."""
+    """Copy the bytes `content` [N] of rank 0 into `content` of all other ranks. Collective."""
     for piece in content.split(_PIECE_BYTES):
         group.broadcast(piece, 0).wait()
 

@@ -1,9 +1,9 @@
-"""Push weights by collectives: rank 0 and the workers of one replica form a separate group.
+"""Push weights by collectives. Rank 0 forms a separate group with the workers of each replica.
 
 So a dead replica does not affect the other replicas, and a restarted replica gets a new group.
 
-The trainer broadcasts in a thread while it requests that vLLM receives. It waits for each of them
-at most trainer.wait_timeout, so a failed broadcast or a vLLM that hangs does not block it forever.
+The trainer broadcasts in a thread while its request makes vLLM receive the weights. It waits for
+thread and request at most trainer.wait_timeout each, so neither can block the trainer forever.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ T = TypeVar("T")
 class GroupSender(Sender):
     """The base class of senders that have rank 0 in a group with the workers of each replica."""
 
-    library: ClassVar[str]  # name in messages
+    library: ClassVar[str]  # name of the library in error messages
 
     def open(self, timeout: float) -> None:
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Return the facts for the readers, and a function that joins a group of `size` ranks."""
+        """Return the readers' arguments, and a function that joins a group of `size` ranks."""
         raise NotImplementedError
 
     def broadcast_to(self, name: str) -> None:
@@ -38,7 +38,7 @@ class GroupSender(Sender):
         raise NotImplementedError
 
     def leave(self, name: str) -> None:
-        """Give up the group of the replica `name`, if there is one."""
+        """Drop the group of the replica `name`, if there is one."""
         self._groups.pop(name, None)
 
     def connect(self, vllm: VLLMRoutes) -> None:

@@ -1,11 +1,11 @@
-"""Push all weights to vLLM on the same host or GPU by CUDA IPC. It has not run on a GPU yet.
+"""Push all weights to vLLM on the same host by CUDA IPC. No GPU has run this code yet.
 
 The trainer packs the weights into a buffer on its GPU. Each worker of vLLM opens the handle of the
 buffer once, and reads later pushes at the same place. vLLM 0.32's IPCWeightTransferEngine is not
 used, because its request over HTTP contains a pickle. Here the handle is plain data.
 
-The buffer exists until the trainer ends, because PyTorch frees a shared buffer only after exactly
-one reader has closed it.
+The buffer may stay allocated until the trainer ends, because PyTorch expects that exactly one
+process opens and closes a shared buffer.
 """
 
 import os
@@ -19,9 +19,9 @@ from rl.inference.routes import VLLMRoutes
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
-# What torch.UntypedStorage._share_cuda_ returns: GPU, handle of the memory, its bytes, offset, name
-# and place of a counter of readers, handle of an event, whether to wait for the event. JSON has no
-# bytes, so they are sent as base64.
+# Types of what torch.UntypedStorage._share_cuda_ returns: GPU, memory handle, size and offset in
+# bytes, handle and offset of a reference counter, event handle, whether to wait for the event.
+# Handles are sent as base64 strings, because JSON cannot contain bytes.
 _HANDLE = (int, str, int, int, str, int, str, bool)
 
 
@@ -46,7 +46,7 @@ class IpcReader(Reader):
         return unpack(self._buffer, **packed, fingerprint=fingerprint)
 
     def opened(self, values: tuple[Any, ...]) -> torch.Tensor:
-        """Return the memory of a handle, as bytes [N] on this process's own GPU."""
+        """Map the memory of a handle into this process, and return it as bytes [N]."""
         storage = torch.UntypedStorage._new_shared_cuda(torch.cuda.current_device(), *values[1:])
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
@@ -62,7 +62,7 @@ class IpcSender(PackedSender):
     one_host: ClassVar[bool] = True
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        # Containers often forbid the system call (pidfd_getfd) that opens an expandable segment.
+        # Use no expandable segment, because containers often forbid pidfd_getfd, which opens one.
         use: Any = torch._C._accelerator_setAllocatorSettings
         use("expandable_segments:False")
         try:

@@ -49,7 +49,7 @@ class MemoryFile:
 
     @property
     def content(self) -> mmap.mmap:
-        """The bytes of the file. Release all views before `write`, because it may unmap them."""
+        """The bytes of the file. `write` may unmap them, so release all views of them before."""
         assert self._memory is not None
         return self._memory
 
@@ -147,7 +147,7 @@ def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
 def require_fingerprint(
     weights: dict[str, torch.Tensor], expected: str, found: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return the weights. Raise RuntimeError if their hash is not `expected`."""
+    """Return the weights. Raise RuntimeError if their hash (`found` if given) is not `expected`."""
     found = found or fingerprint(weights)
     if found != expected:
         what = f"the trainer wrote {expected}, vLLM read {found}"

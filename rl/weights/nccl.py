@@ -1,10 +1,10 @@
-"""Push all weights from GPU to GPU with NCCL, on one host or several. It has not run on a GPU yet.
+"""Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
 vLLM 0.32's engines (NCCLWeightTransferEngine, NCCLTrainerWeightTransferEngine) do not fit. The
-receiver loads each buffer and drops it, so nothing is left to compare the model with. Importing the
-sender takes 3 to 12 s, disables cuDNN's attention and changes inductor, in rank 0 alone. vLLM's
-group (StatelessProcessGroup) unpickles what it reads from a port. So both ends call NCCL as vLLM's
-PyNcclCommunicator does, but without vLLM. The id of the group is sent in our request.
+receiver loads each buffer and drops it, so nothing is left to compare the model with. The import of
+the sender takes 3 to 12 s, disables cuDNN's attention and changes inductor, but only in rank 0. The
+group (StatelessProcessGroup) unpickles what it reads from a port. So trainer and workers call NCCL
+as vLLM's PyNcclCommunicator does, but without vLLM's code. Our request contains the group's id.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from rl.weights.group import GroupSender, run_in_thread, wait_for
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
-UINT8 = 1  # of ncclDataType_t
+UINT8 = 1  # value of ncclUint8 in ncclDataType_t
 
 
 class UniqueId(ctypes.Structure):
@@ -30,7 +30,7 @@ class UniqueId(ctypes.Structure):
 
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
-ARGUMENTS: dict[str, list[Any]] = {  # of each function of NCCL that is called here
+ARGUMENTS: dict[str, list[Any]] = {  # argument types of the NCCL functions that are called here
     "ncclCommInitRank": [ctypes.POINTER(_POINTER), _INT, UniqueId, _INT],
     "ncclBroadcast": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _INT, _POINTER, _POINTER],
     "ncclCommAbort": [_POINTER],
@@ -39,7 +39,7 @@ ARGUMENTS: dict[str, list[Any]] = {  # of each function of NCCL that is called h
 
 @cache
 def _nccl() -> ctypes.CDLL:
-    """Return the library that PyTorch has loaded. Its functions raise RuntimeError."""
+    """Return PyTorch's NCCL library. Its functions raise RuntimeError if they fail."""
     library = ctypes.CDLL("libnccl.so.2")
     for name, arguments in ARGUMENTS.items():
         getattr(library, name).argtypes = arguments
@@ -53,7 +53,7 @@ def _raise(status: int, function: Any, _: Any) -> None:
 
 
 class NcclGroup:
-    """One rank of a group, on one GPU. Its methods block, and threads have GPU 0 by default."""
+    """One rank of a group. Blocking methods select its GPU, because new threads use GPU 0."""
 
     new_id = staticmethod(nccl.unique_id)
 
@@ -72,7 +72,7 @@ class NcclGroup:
             self._stream.synchronize()
 
     def close(self) -> None:
-        """Abort, which also ends a broadcast that waits on the GPU for a dead rank."""
+        """Abort the group, which also ends a broadcast that waits on the GPU for a dead rank."""
         _nccl().ncclCommAbort(self._group)
 
 
@@ -108,7 +108,7 @@ class NcclSender(GroupSender, PackedSender):
     group: ClassVar[type[Any]] = NcclGroup
     reader_copy: ClassVar[bool] = True
     own_gpus: ClassVar[bool] = True
-    on_gpus: ClassVar[bool] = True  # rl/config would find GroupSender's value first
+    on_gpus: ClassVar[bool] = True  # repeated, because rl/config searches GroupSender first
     library: ClassVar[str] = "nccl"
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address

@@ -1,8 +1,8 @@
-"""Pack all weights into one buffer on their device, and compare checksums that are computed there.
+"""Pack all weights into one buffer on the GPU, and compare checksums that the GPU computes.
 
 The checksum of a tensor is the sum, modulo 2**64, of its 64-bit words, each mixed with its position
 by a bijection (splitmix64). One changed word always changes the sum. Other changes leave the sum
-equal with a probability of about 2**-64. This finds faults, but not forgeries.
+equal with a probability of about 2**-64. The checksum finds faults, but not forgeries.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from rl.weights.transport import Sender, Weights
 if TYPE_CHECKING:
     from rl.learner.policy import Policy
 
-_ALIGNMENT = 256  # Each tensor starts at a multiple of this number of bytes, after zeros.
-_WORDS = 1 << 22  # number of words that are mixed at once, which limits the memory
+_ALIGNMENT = 256  # Each tensor starts at a multiple of this number of bytes. Zeros fill the gaps.
+_WORDS = 1 << 22  # number of words that are mixed at once, which limits the temporary memory
 _STEP, _FIRST, _SECOND = (  # constants of splitmix64, as signed numbers
     n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -63,7 +63,7 @@ class PackedSender(Sender):
 def unpack(
     buffer: torch.Tensor, header: Mapping[str, Any], checksums: Mapping[str, int], fingerprint: str
 ) -> dict[str, torch.Tensor]:
-    """Return the received weights as views. Raise RuntimeError if they are not those sent."""
+    """Return the weights as views of `buffer`. Raise RuntimeError if they are not those sent."""
     weights, found = _views(buffer, header), _checksums(buffer, header)
     wrong = [name for name in {**found, **checksums} if found.get(name) != checksums.get(name)]
     if wrong:
@@ -85,7 +85,7 @@ def _checksums(buffer: torch.Tensor, header: Mapping[str, Any]) -> dict[str, int
     words = buffer.view(torch.int64)
     ends = [form["data_offsets"] for form in header.values()]
     sums = [checksum(words[begin // 8 : -(-end // 8)]) for begin, end in ends]
-    # One copy for all tensors, which also waits for the GPU.
+    # Copy all sums to the CPU at once. This copy also waits for the GPU.
     return dict(zip(header, torch.stack(sums).tolist(), strict=True))
 
 
@@ -97,7 +97,7 @@ def checksum(words: torch.Tensor) -> torch.Tensor:
         position = torch.arange(start + 1, start + 1 + len(part), device=words.device)
         mixed = part ^ (position * _STEP)
         for bits, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
-            # `>>` repeats the sign bit, which would not be a bijection, so mask it.
+            # Mask the sign bits that `>>` inserts, because they would break the bijection.
             mixed = (mixed ^ ((mixed >> bits) & ((1 << (64 - bits)) - 1))) * factor
         total += mixed.sum()
     return total

@@ -66,9 +66,9 @@ class Sender:
     # whether a push contains only the LoRA matrices, because vLLM has the base model
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
-    reader_copy: ClassVar[bool] = False  # whether a vLLM worker also stores the received weights
+    reader_copy: ClassVar[bool] = False  # whether a vLLM worker stores a second copy of the weights
     on_gpus: ClassVar[bool] = False  # whether the weights stay in the memory of GPUs
-    own_gpus: ClassVar[bool] = False  # whether vLLM and trainer cannot share a GPU
+    own_gpus: ClassVar[bool] = False  # whether vLLM and trainer need separate GPUs
 
     probe_every: NonNegativeInt
     probe_rows: PositiveInt
