@@ -43,7 +43,7 @@ def unwrap(function: Function) -> Function:
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`, which each call passes. YAML sets those after it."""
+    """Return the positional parameters, which each call passes. YAML sets keyword-only ones."""
     parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
@@ -57,7 +57,7 @@ class Tool:
     """A function that the policy can call. `spec` describes the function for chat templates."""
 
     def __init__(self, function: Function) -> None:
-        """Build the schema. Raise ValueError if a parameter has no type, or one that JSON lacks."""
+        """Build the schema. Raise ValueError if a parameter has no type with a JSON schema."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -158,7 +158,7 @@ class Toolbox:
         self.specs = [tool.spec for tool in self._tools.values()]
 
     async def answer(self, tool_call: Message, episode: "Episode") -> Message:
-        """Run the tool of one entry of `tool_calls`. Return the answer as a `tool` message."""
+        """Run the tool that `tool_call` names. Return the answer as a `tool` message."""
         try:
             content = await self._run_tool(tool_call, episode)
         except ToolError as error:

@@ -14,7 +14,7 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-# The timeout is this multiple of the limit of processor time, because the machine may be busy.
+# The timeout is this multiple of the processor time limit, because the machine may be busy.
 CLOCK_PER_CPU = 20
 MAX_CHARS = 500  # longer answers of the policy are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
@@ -37,7 +37,7 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    """Return `marked_answer` of a text without its reasoning, else the last number, else None."""
+    """Return `marked_answer` of a text without its reasoning, else its last number, else None."""
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
@@ -48,7 +48,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # open braces: (end of the brace, whether it is \boxed{)
+    opened: list[tuple[int, bool]] = []  # per open brace: (position after it, is it \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -112,7 +112,7 @@ class Grader:
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
-        """Return whether both answers mean the same; None if they could not be compared."""
+        """Return whether `gold` and `answer` mean the same; None if this could not be decided."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalise(gold), normalise(answer)
