@@ -46,6 +46,6 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
 
 
 def format_location(error: BaseException, module: str | None = None) -> str:
-    """Return where the error was raised, preferably in `module`, such as ` (file.py:12)`."""
+    """Return the line that raised the error, if possible one in `module`, as ` (file.py:12)`."""
     found = find_location(error, getattr(sys.modules.get(module or ""), "__file__", None))
     return f" ({Path(found[0]).name}:{found[1]})" if found else ""

@@ -25,7 +25,7 @@ _USUAL_RATES = {
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-# Optional keys that describe `hosts` other machines of the same kind, with defaults.
+# Optional keys, with defaults, that describe the machines to plan for. They are all equal.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (

@@ -1,7 +1,7 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. Each request identifies its episode by the id of the library's trace.
+turn. Each request contains the id of a trace, the library's record of its episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -99,9 +99,9 @@ class TasksetAdapter:
 def env_config(name: str, args: dict[str, Any]) -> Any:
     """Return the library's configuration of a taskset's environment.
 
-    If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools.
-    The library's default would give the policy a shell. A harness that executes no code needs none
-    of the library's cloud sandboxes, so by default it runs in a subprocess on this machine.
+    If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools,
+    because the library's default would give the policy a shell. A harness that executes no code
+    needs no cloud sandbox, so by default it runs in a subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     chosen = loaders.env_config_type(name, config.get("id", ""))

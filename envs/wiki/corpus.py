@@ -46,7 +46,7 @@ class Question:
     text: str
     answer: str
     level: int = 0  # 0: unknown
-    # (title, heading) of each section that an expert reads, in order; empty: unknown
+    # (title, heading) of each section that the scripted expert reads, in order; empty: unknown
     path: tuple[tuple[str, str], ...] = ()
     query: str = ""  # the expert's first search query; empty: the first title of `path`
 
@@ -66,7 +66,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Convert a record to a page. `where`: file and line (or row) of the record, for errors."""
+    """Convert a record to a page. Error messages begin with `where`: file and line (or row)."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"{where}: the page has no `title`{_row_hint(record)}")

@@ -21,7 +21,7 @@ from envs.wiki.corpus import Page, Question
 Row = Mapping[str, str]  # column -> text of the cell
 NUM_INVENTED_ROWS = 4  # maximum number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
-INVENTED = ("country", "capital", "currency", "language", "element")  # columns of invented names
+INVENTED = ("country", "capital", "currency", "language", "element")  # columns with invented names
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether a value belongs to only one page and so identifies it
+    unique: bool = False  # whether each value is on one page only and so identifies that page
 
 
 FACTS = {

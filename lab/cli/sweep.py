@@ -136,7 +136,7 @@ def overrides_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Sort the overrides so that a sweep that is cut short has run the first seed of every arm."""
+    """Sort the overrides so that the first seed of every arm runs before any second seed."""
     sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
         lines = overrides_of(config)
@@ -147,7 +147,7 @@ def vary_seeds_last(config: DictConfig) -> None:
 
 
 def use_until(config: DictConfig) -> None:
-    """Make Hydra use UntilDecided as its sweeper. Raise ConfigError if the sweep forbids this."""
+    """Make Hydra use UntilDecided as its sweeper. Raise ConfigError for wrong options."""
     until, sweeper = OmegaConf.to_container(config.until), str(config.hydra.sweeper._target_)
     assert isinstance(until, dict)
     problems = []
@@ -170,7 +170,7 @@ def use_until(config: DictConfig) -> None:
 
 
 def use_card(config: DictConfig) -> None:
-    """Make Hydra use CardSweeper as its sweeper. Raise ConfigError if the sweep forbids this."""
+    """Make Hydra use CardSweeper as its sweeper. Raise ConfigError for wrong options."""
     varied = {
         key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
     }
@@ -282,7 +282,7 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     # set it to the number of all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # Make signals raise KeyboardInterrupt, because joblib ends its workers only after this error.
+    # Make these signals raise KeyboardInterrupt, because joblib ends workers only on this error.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)

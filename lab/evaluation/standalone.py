@@ -1,4 +1,4 @@
-"""Run an evaluation: start vLLM if necessary, sample rollouts, write the files. No torch.
+"""Run an evaluation without torch: start vLLM if necessary, sample rollouts, write the files.
 
 outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
 """
@@ -103,8 +103,8 @@ async def _play(
 def write_files(
     run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
-    """Write summary.json, rollouts.jsonl and rollouts.html, a page whose heading has `facts`."""
-    from lab.viewer.export import write_page  # imported late, because this takes a second
+    """Write summary.json, rollouts.jsonl and rollouts.html, a page with `facts` in its heading."""
+    from lab.viewer.export import write_page  # imported late, because the import takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
@@ -119,7 +119,7 @@ def write_files(
 
 
 def read_summary(run_folder: RunFolder) -> Summary | None:
-    """Return the summary that `write_files` wrote, None if the folder has none."""
+    """Return the summary that `write_files` wrote; None if the folder has none."""
     path = run_folder.path / "summary.json"
     if not path.is_file():
         return None
@@ -132,7 +132,7 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"expected": info["answer"], else all of `info`, as text}, or {} without `info`."""
+    """Return {"expected": text}: the answer in `info`, else all of `info`; {} if it is empty."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        # In a file, rich assumes 80 columns and would cut numbers.
+        # If stdout is no terminal, rich assumes 80 columns and would cut numbers.
         console = Console(highlight=False, width=160)
     try:
         _compare(RunFolder(Path(folder)), arms, options, console)
@@ -121,7 +121,7 @@ def _print_steps(
 ) -> None:
     """Print how an optimizer step with each loss changes the logprobs of the next batch's answers.
 
-    The steps start from the newest checkpoint whose batch and next batch were recorded.
+    Each optimizer step starts from the newest checkpoint whose batch and next batch were recorded.
     """
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
@@ -143,7 +143,7 @@ def _print_steps(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Compare two gradients [N] of the same tokens. Return their `COLUMNS` from cosine on."""
+    """Compare two gradients [N] of the same tokens. Return the cells of COLUMNS from cosine on."""
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
     moved = ((base != 0) | (arm != 0)).sum()

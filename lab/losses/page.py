@@ -17,7 +17,7 @@ NUM_ROLLOUTS = 5  # rollouts shown per loss
 def write_page(
     path: Path, arms: Sequence[Arm], tokens: DataFrame, grads: Sequence[Tensor], **shown: Any
 ) -> None:
-    """Write page.html with the values `shown` to `path`. `grads`: one gradient [N] per arm."""
+    """Fill page.html with `shown`, and write it to `path`. `grads`: one gradient [N] per arm."""
     shown["arms"] = [
         {
             "name": arm.name,
@@ -36,7 +36,7 @@ def write_page(
 
 
 def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return the rows whose gradients, two columns `names`, differ most, for the template."""
+    """Return, for the template, the rows whose two gradients (the columns `names`) differ most."""
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)

@@ -30,11 +30,11 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 
 
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Train each arm from the checkpoint by a step. Yield its name and mean changes of log pi.
+    """Train each arm by one step from the checkpoint. Yield the cells of COLUMNS per arm.
 
-    The columns are COLUMNS: the mean change over the better answers of the next step, over its
-    worse answers, and the mean absolute change over all its answers. An answer is better (worse)
-    than its group if its recorded advantage is above (below) 0.
+    The cells are the arm's name, and the mean change of log pi over the better answers of the next
+    step, over its worse answers, and in absolute value over all. An answer is better (worse) than
+    its group if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):
@@ -43,7 +43,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
             f"checkpoint with steps=0..{step}"
         )
     batch, lines = batches[0], rollout_lines(folder, step + 1)
-    credits = [arm.with_credit(batch, folder) for arm in arms]  # before a learner is loaded
+    credits = [arm.with_credit(batch, folder) for arm in arms]  # first, because this may raise
     answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])

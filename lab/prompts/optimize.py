@@ -142,7 +142,7 @@ def _search(
     train: list[Task],
     validation: list[Task],
 ) -> "Search":
-    from lab.prompts.search import Search  # imported late, because GEPA takes 0.25 s
+    from lab.prompts.search import Search  # imported late, because importing GEPA takes 0.25 s
 
     reflection: Reflection = build(settings.reflection)()
     teacher, teacher_folder = _reflection_policy(settings), RunFolder(run_folder.path / "teacher")
