@@ -27,13 +27,13 @@ from rl.runtime.start_record import program
 from rl.runtime.text import key_of
 
 PROMPT = "system_prompt.txt"
-# The printed commands repeat only overrides of these keys. train.py has no key adapter_path.
+# The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # examples of the printed evaluate.py command per validation example
+_EVALUATION_FACTOR = 10  # the evaluate.py command has this many examples per validation example
 
 
 def prompt_fingerprint(prompt: str) -> str:
-    """Return a short hash of a prompt, by which result files refer to it."""
+    """Return a short hash of the prompt. Result files identify the prompt by this hash."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
@@ -50,12 +50,12 @@ class Candidate:
 
 
 def index_of_best(candidates: Sequence[Candidate]) -> int:
-    """Return the index of the candidate with the highest mean score, the oldest of equal ones."""
+    """Return the index of the candidate with the highest mean score (in a tie: the oldest)."""
     return max(range(len(candidates)), key=lambda index: candidates[index].mean)
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """Return the mean of the best prompt's score minus the first's, and its standard error."""
+    """Return by how much the best prompt outscores the first on average, and the standard error."""
     pairs = zip(candidates[0].scores, candidates[index_of_best(candidates)].scores, strict=True)
     differences = [a - b for b, a in pairs if a is not None and b is not None]
     return average(differences), standard_error([[difference] for difference in differences])
@@ -111,7 +111,7 @@ def closing_lines(
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        # The standard error is NaN if fewer than two examples have both scores.
+        # The standard error is NaN if fewer than two examples have scores of both prompts.
         gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
@@ -135,7 +135,7 @@ def next_commands(
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
     ]
-    # `kept` lacks experiment=..., which may have chosen env and model, so add both choices.
+    # `kept` lacks experiment=..., which may have chosen env and model, so add these.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"

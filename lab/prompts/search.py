@@ -95,9 +95,9 @@ class Search:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
         Raise ValueError if the answer is empty or cut off, so that GEPA starts the next round.
-        Raise SearchEnded without an answer, or after _MAX_EMPTY such answers in a row.
+        Raise SearchEnded if no answer arrives, or after _MAX_EMPTY such answers in a row.
         """
-        question = str(prompt)  # a text, because GEPA passes a list only with images
+        question = str(prompt)  # always a text, because GEPA passes lists only for images
         try:
             text, cut_off = self.runner.run(self._answer(question))
         except TimeoutError as error:

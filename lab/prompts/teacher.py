@@ -54,7 +54,7 @@ class Reflection:
                 f"reflection.template lacks {' and '.join(lacking)}: insert both (<curr_param> is "
                 "replaced by the prompt, <side_info> by the rollouts and their rewards)"
             )
-        _ = self.client  # if reflection.base_url is invalid, this raises ValueError at the start
+        _ = self.client  # raises ValueError if reflection.base_url is invalid
 
     @property
     def client(self) -> MessagesClient | None:

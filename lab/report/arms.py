@@ -27,7 +27,7 @@ class Arm:
 
     @property
     def ended_early(self) -> list[Run]:
-        """The runs that began but did not finish, and whose seed no other run has finished."""
+        """The runs that ended early, unless a finished run of the arm has the same seed."""
         seeds = {str(run.seed) for run in self.finished if run.seed is not None}
         return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    Two commits may define different settings, so only the settings of both are compared.
+    A commit may add settings, so runs of different commits are compared by shared settings.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
@@ -71,7 +71,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
-    """Return each arm's overrides, without those that all share. `firsts`: one run of each arm.
+    """Return each arm's overrides, except those that every arm has. `firsts`: a run per arm.
 
     If several arms have the same overrides, add settings that differ between them.
     """
@@ -87,7 +87,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return each arm's overrides as {last word of the key: value}; {} if their keys differ."""
+    """Return each arm's overrides as {last word of the key: value}, {} if the arms' keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -1,7 +1,7 @@
 """The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
 sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
-the card: an experiment that makes one thing harder, at the levels easy and hard.
+the card. Every row except `basic` makes one thing harder, at the levels easy and hard.
 docs/report-card.md explains the numbers.
 """
 
@@ -106,7 +106,7 @@ def card_of(
         means = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
         scores = [mean for mean in means if mean is not None]
         if not scores:
-            continue  # not evaluated, or no rollout has this reward
+            continue  # the run has no evaluation, or no rollout has the row's reward
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
@@ -121,7 +121,7 @@ def card_of(
 
 
 def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
-    """Return the mean reward `measure` of the held-out rollouts that have it, None if none has."""
+    """Return the mean of the reward `measure` in an evaluation, None if no rollout has it."""
     lines = folder.read(folder.evaluation_of(version)).splitlines()
     rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
     known = [reward for reward in rewards if reward is not None]

@@ -15,7 +15,7 @@ from lab.report.run import Run
 from lab.report.scoring import ScoredArm, Scoring, score_arms
 from lab.report.sequential import State, decide_arms
 
-SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
+SEED = 0  # fixed seed of the bootstrap, so that equal runs give equal pages
 
 
 class NothingToCompare(ValueError):
@@ -28,7 +28,7 @@ class NoBaseline(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The results of one arm, NaN if unknown. Intervals have the confidence level st.LEVEL."""
+    """The results of one arm, compared with the baseline. Unknown numbers are NaN."""
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
@@ -37,7 +37,7 @@ class ArmResult(ScoredArm):
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    seeds_needed: float | None  # seeds per arm that decide it; None: unknown; infinite: impossible
+    seeds_needed: float | None  # seeds per arm for a decision; None: unknown; infinite: impossible
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -193,8 +193,8 @@ def _results(
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
             failing = {name: s[index] for name, s in others if s[index].decision != decision}
             if undecided_if := next(iter(failing), ""):
-                # No number of seeds changes a sequential decision that was made under another
-                # assumption. `seeds_needed` is None for such a state.
+                # An assumption may lead to another sequential decision. No number of seeds changes
+                # that decision, because it is final, so its `seeds_needed` is None.
                 longest = max(one.seeds_needed or inf for one in failing.values())
                 decision, needed = st.OPEN, longest if smallest_effect else None
         several = len(np.unique(scores.strata)) > 1

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the better, worse, equal and open arms as text, or their counts if it is too long."""
+    """Return the better, worse, equal and open arms as text, or counts if the text is too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
@@ -76,7 +76,7 @@ def basis(comparison: Comparison) -> str:
 
 def describe_power(comparison: Comparison) -> str:
     """Return sentences on the smallest visible difference (power.py) and on the seeds needed."""
-    # Skip arms that are undecided because of missing data, because more seeds do not help there.
+    # Skip arms that are undecided only because of missing data. A note names these arms.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []

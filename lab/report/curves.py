@@ -12,13 +12,13 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # panels and pixels per row, which page.html fits to the window
+COLUMNS, WIDTH = 4, 980  # panels and pixels per row, before page.html adapts them to the window
 COLOUR = "#3b7dd8"
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:
     points, bands = curve_rows(comparison)
-    # The layers of a facet must share one data set, so each row names its layer.
+    # The layers of a facet must share one data set, so each data row names its layer.
     rows = [*points, *bands]
     names = [arm.name for arm in comparison.arms]
     behind = [row for row in bands if row["arm"] == comparison.baseline.arm.name]

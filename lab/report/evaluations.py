@@ -86,7 +86,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash the user messages before the first answer, which are equal in all runs."""
+    """Hash the user messages before the first answer, because no policy can change them."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

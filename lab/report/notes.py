@@ -1,4 +1,4 @@
-"""Write the notes of a report, which say what limits its conclusions."""
+"""The notes of a report, which say what limits its conclusions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -108,7 +108,7 @@ class Run:
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
-        """Return the last `num_judged` evaluated versions; 0 (untrained) only if it is alone."""
+        """Return the last `num_judged` evaluated versions, without version 0 if others exist."""
         trained = [version for version in self.evaluations if version > 0]
         return trained[-num_judged:] or list(self.evaluations)
 
@@ -116,7 +116,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return the run in `folder`, or a run without a folder. `error`: as in lab.runs.FoundRun."""
+    """Return a run with its last `num_judged` evaluations (other arguments: lab.runs.FoundRun)."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None

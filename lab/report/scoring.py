@@ -1,4 +1,4 @@
-"""Score all runs on the same held-out questions, or all by the last training rewards."""
+"""Score all runs on the same held-out questions, or all runs by their last training rewards."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -53,7 +53,7 @@ class Scoring:
 
 
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
-    """Score the finished runs on the baseline's questions, else by their training reward.
+    """Score the finished runs on the baseline's questions, or if that fails, by training reward.
 
     Runs that answered too few of these questions, or have scores for too few of them, are excluded.
     A question is excluded if any of the remaining runs has no score for this question.
@@ -139,7 +139,7 @@ def scores_of(rows: Rows, questions: Sequence[Question]) -> Scores:
 
 
 def seed_of(run: Run) -> Hashable:
-    """Return the seed of a run, or a value that no other run has if the seed is unknown."""
+    """Return the seed of a run or, if it is unknown, a value that no other run has."""
     return id(run) if run.seed is None else str(run.seed)
 
 

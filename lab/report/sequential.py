@@ -2,26 +2,26 @@
 
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
+    alpha       ERROR divided by the number of open arms, as in the step-down test of Holm (1979)
 
-docs/report.md has the rule. An arm may be judged after every seed, and each time is called a look.
-The first decision about an arm is final. An arm without a decision is open.
+An arm may be judged after every seed. Each judgement is called a look. The first decision about an
+arm is final. An arm without a decision is open. docs/report.md has the rule.
 
 If d_k is normal and V_k is known, the probability is at least 1 - alpha that all of the infinitely
-many intervals contain the true difference. A later mean contains the earlier one, and the noise of
-the questions is in both, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a Brownian motion
-with drift in the time 1 / V_k. Its noise crosses a + b / V_k with probability exp(-2 a b) at most
-(Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon 2020). With
-a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against +- delta. Every
-difference except +- delta / 2 is decided if there are enough questions.
+many intervals contain the true difference. The mean over k seeds includes the first j < k seeds,
+and both means have the noise of the questions, so cov(d_j, d_k) = V_k. Therefore d_k / V_k is a
+Brownian motion with drift in the time 1 / V_k. Its noise crosses the line a + b / V_k with
+probability exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon
+2020). With a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against
++- delta. Enough seeds and questions decide every true difference except +- delta / 2.
 
-alpha is ERROR divided by the number of open arms, as in the step-down test of Holm (1979). The
-hypotheses difference = 0 and |difference| >= delta exclude each other, so each arm counts as one
-test. The chance of any false decision about any arm is therefore ERROR at most.
+The hypotheses difference = 0 and |difference| >= delta exclude each other, so each arm counts as
+one test. The chance of any false decision about any arm is therefore ERROR at most.
 
-V_k is estimated, so the radius is the quantile of Student's t that has the tail probability of the
-normal radius. Few seeds cannot estimate very small tails, so this probability is at least
-alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the chance of a false decision.
-benchmarks/sequential.py measures this chance.
+V_k is estimated, so the half width in the formula is replaced by the quantile of Student's t with
+the same tail probability. Few seeds cannot estimate very small tails, so this probability is at
+least alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the chance of a false
+decision, which benchmarks/sequential.py measures.
 """
 
 from collections.abc import Sequence

@@ -14,8 +14,8 @@ by Student's quantile divided by the normal quantile (Satterthwaite 1946):
         m is mean_s y of the arm. For a difference, mean_s y of the baseline is subtracted
     R   variance from the noise of single rollouts, in A and in C: var(residual) / (S Q)
 
-docs/report.md explains why. If an arm has fewer than FEWEST_SEEDS, its seeds are not resampled. Its
-interval then lacks the variance between seeds, so the decision is OPEN.
+docs/report.md explains this method. The seeds of an arm with fewer than FEWEST_SEEDS seeds are not
+resampled. The interval of such an arm lacks the variance between seeds, so its decision is OPEN.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 
 NUM_DRAWS = 10_000
-LEVEL = 0.95  # confidence level of every interval
+LEVEL = 0.95  # confidence level of the bootstrap's intervals
 ERROR = 0.05  # family-wise error rate, the chance of any false decision if all arms are equal
 FEWEST_SEEDS = 3  # with fewer, the bootstrap does not resample the seeds of an arm
 BETTER, WORSE, OPEN, BASELINE = "better", "worse", "open", "baseline"
@@ -128,7 +128,7 @@ class Spread:
     def degrees_of_freedom(self) -> float:
         """The degrees of freedom of V for intervals, by Satterthwaite's formula.
 
-        The term of the seeds is scaled by (V - C) / A, because C contains the rest of A.
+        A and C both contain the noise R, so the term of the seeds is scaled by (V - C) / A.
         """
         total = sum(variance for variance, _ in self.seeds)
         return self._degrees_of_freedom((self.variance - self.questions) / total if total else 0.0)
@@ -198,7 +198,7 @@ def draw_scores(scores: Scores, seeds: Floats, questions: Floats) -> Floats:
 
 
 def interval(value: float, draws: Floats, spread: Spread) -> Interval:
-    """Return `value` with its interval: percentiles of the draws, scaled to `spread` first."""
+    """Return `value` with its interval: percentiles of the draws after scaling to `spread`."""
     error, drawn = spread.standard_error, float(draws.std())
     if np.isnan(error):
         return Interval(value, float("nan"), float("nan"))
