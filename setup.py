@@ -1,4 +1,4 @@
-"""Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel."""
+"""Add the configuration, the sweeps, the shipped policy and the entry points to the wheel."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree

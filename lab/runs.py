@@ -19,7 +19,7 @@ class FoundRun:
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs of a sweep, the run in the folder, or the runs directly below the folder."""
+    """Return the jobs if `path` is a sweep, the run if it is one, else the runs directly below."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         return [

@@ -1,3 +1,3 @@
-"""Package of the formulas of training: token losses, advantages, token weights, KL estimators, and
+"""The formulas of training: token losses, advantages, token weights, KL estimators, and
 corrections for the difference between trainer and vLLM.
 """

@@ -65,7 +65,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean, or add a constant to the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0, because all are >= 0 and some differ
+        mean = math.fsum(scorable) / len(scorable)  # > 0, because rewards are >= 0 and some differ
         return [c / mean for c in _subtract_mean(scorable)]
 
     return _apply_formula(group.rewards, relative)
@@ -81,9 +81,9 @@ def turn_group_mean(
 ) -> list[list[float]]:
     """Return each turn's return minus the group's mean return at this turn.
 
-    With one turn per rollout the result equals `group_mean`. A turn has advantage 0 if fewer than
-    two rollouts have it, or if its returns are all equal. An unscorable rollout gets an empty list.
-    Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
+    With one turn per rollout the result equals `group_mean`. A turn t has advantage 0 if fewer than
+    two rollouts have a turn t, or if their returns are equal. An unscorable rollout gets an empty
+    list. Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

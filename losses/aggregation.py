@@ -4,16 +4,16 @@
 
     token_mean         w = 1 / sum_j L_j                      every token counts the same
     sequence_mean      w = 1 / (S * L_i)                      every rollout counts the same
-    constant_length    w = 1 / (S * length)                   a constant instead of L_i
+    constant_length    w = 1 / (S * length)                   the option `length` instead of L_i
     prompt_mean        w = 1 / (G * L_g)                      every prompt counts the same
     turn_mean          w = 1 / (U * L_iu)                     every turn counts the same
 
 L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
-"sequence" of the papers is one rollout here, with the tokens of all its rows. A rollout without
-tokens (for example after truncation=mask) has weight 0 and does not count in S and G. A token that
-a correction or a loss masks still counts.
+"sequence" of the papers is a whole rollout here. A rollout without tokens (for example after
+truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
+in G. A token that a correction or a loss masks still counts.
 """
 
 from collections import Counter

@@ -14,7 +14,7 @@ from losses.tokens import TokenLoss, Tokens
 
 
 def forward_kl_topk(tokens: Tokens) -> TokenLoss:
-    """Return the forward KL [N]. ref_rest [N] is the teacher's probability of all other tokens."""
+    """Return the forward KL [N]. Metric ref_rest [N]: the teacher's probability of other tokens."""
     log_p, log_q = candidate_distributions(tokens)  # [N, K+1]
     loss = (log_q.exp() * (log_q - log_p)).sum(-1)  # [N]
     return TokenLoss(loss, {"forward_kl": loss.detach(), "ref_rest": log_q[:, -1].exp()})

@@ -24,7 +24,7 @@ def gae(
     gamma: Annotated[float, Meta(ge=0, le=1)],
     gae_lambda: Annotated[float, Meta(ge=0, le=1)],
 ) -> Tensor:
-    """Return advantages [R, L] from rewards [R, L] and values [R, L], which are 0 at padding."""
+    """Return advantages [R, L]. The rewards [R, L] and values [R, L] must be 0 at padding."""
     advantages = torch.empty_like(values)
     next_value = next_advantage = values.new_zeros(len(values))  # [R]
     for step in reversed(range(values.shape[1])):

@@ -1,6 +1,6 @@
 """GSPO: PPO's clipped surrogate on the sequence's geometric mean ratio.
 
-    ratio_i = exp(mean over the tokens of i of (log pi - log anchor))
+    ratio_i = exp(mean over the tokens of i of (log pi - log anchor))    anchor: losses/tokens.py
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.

@@ -1,6 +1,6 @@
 """M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
 
-    m_t    = (log pi - log anchor)^2
+    m_t    = (log pi - log anchor)^2        pi, anchor: losses/tokens.py, A: advantage
     bound  = the largest b such that the mean of all m_t < b in the batch is <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
@@ -37,7 +37,7 @@ class M2PO:
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
         """Return the masked surrogate [N], with `statistics` [K] summed over the global batch."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # The mean of m_t over the first k bins never falls with k, so the sum counts the kept bins.
+        # The mean of m_t over the first k bins does not fall as k grows, so `sum` counts kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]

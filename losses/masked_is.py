@@ -1,6 +1,6 @@
 """Masked importance sampling: the unclipped surrogate, without tokens whose ratio is out of bounds.
 
-    ratio  = pi / anchor
+    ratio  = pi / anchor        pi, anchor: losses/tokens.py, A: advantage
     loss_t = -1[ratio_low <= ratio <= ratio_high] * ratio * A
 
 PPO's clip depends on the sign of the advantage, but here every token out of bounds is dropped. For

@@ -30,7 +30,7 @@ class Tokens:
     sequence_ids: Tensor  # [N] int64, index of each token's sequence, in any order
     num_sequences: int  # S, including sequences without completion tokens
     staleness: Tensor  # [N] int64, version of pi minus version of mu
-    entropies: Tensor  # [N] entropy of pi's distribution of the token, without gradient
+    entropies: Tensor  # [N] entropy of pi at the token's position, without gradient
     positions: Tensor  # [N] int64, index of the token among its rollout's completion tokens
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
     rollout_ids: Tensor  # [N] int64, index of the token's rollout in the global batch

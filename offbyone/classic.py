@@ -1,4 +1,4 @@
-"""Exports our environments to the classic API of the library `verifiers` (0.1).
+"""Export our environments to the classic API of the library `verifiers` (0.1).
 
 vf.load_environment("offbyone", env="reverse-text", max_length=8)
 """
@@ -38,8 +38,8 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             eval_dataset=lambda: _make_dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # -1: no limit. PlayedEpisode applies the environment's own limit after it has called
-            # `reply`. Verifiers would end the rollout before `reply` reads the last turn.
+            # No limit, because verifiers would end the rollout before `reply` reads the last turn.
+            # PlayedEpisode applies the limit of the environment after it has called `reply`.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples

@@ -1,4 +1,4 @@
-"""Loads one of our environments by the name of its YAML file, for programs other than train.py.
+"""Load one of our environments by the name of its YAML file, for programs other than train.py.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
 load("my_package.MyEnv", size=3)      a custom class with all its options
@@ -14,7 +14,7 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# wiki-search reads model.describe_tools. model=hf sets it to true, so prompts describe the tools.
+# model=hf sets model.describe_tools=true, so the prompts of wiki-search describe its tools.
 MODEL = ("model=hf", "model.path=unknown")
 
 
@@ -30,7 +30,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(name, **options)`. Raise ValueError if it overrides `score_group`."""
+    """Return `load(name, **options)`. Raise ValueError if its class overrides `score_group`."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

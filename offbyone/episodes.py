@@ -1,4 +1,4 @@
-"""Plays one episode of one of our environments for either API of the library `verifiers`."""
+"""Play one episode of one of our environments for either API of the library `verifiers`."""
 
 import math
 

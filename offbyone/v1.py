@@ -1,4 +1,4 @@
-"""Exports our environments to `verifiers.v1`, as a taskset and a harness that plays its tasks.
+"""Export our environments to `verifiers.v1`, as a taskset and a harness that plays its tasks.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.options '{"max_length": 8}'
 """
@@ -41,7 +41,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
         trace.state.played = PlayedEpisode(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
-        """Record rewards that have a weight as rewards, and the others as metrics."""
+        """Record each named reward as a reward if it has a weight, else as a metric."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return

@@ -45,8 +45,8 @@ def run_job(
 ) -> float | None:
     """Run a job unless it is finished, and return the value that the sweeper maximises.
 
-    A new run is named `<run_name>-<number of the job>`. `start` starts or resumes the run. If it
-    raises SystemExit in a worker process of a launcher, this function raises RunFailed.
+    A new run is named `<run_name>-<number of the job>`. `start` starts or resumes the run. If
+    `start` raises SystemExit in a launcher's worker process, this function raises RunFailed.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"
@@ -76,7 +76,7 @@ def run_job(
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
             elif not in_sweeps_process and isinstance(error, SystemExit):
-                # SystemExit would end the worker process, and other jobs with it.
+                # SystemExit would end the worker process, and the launcher would lose other jobs.
                 raise RunFailed(record.error) from error
             else:
                 raise

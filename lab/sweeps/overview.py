@@ -56,7 +56,7 @@ class Jobs:
         return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return a line with a job's state, its `log` if it did not end well, and the progress."""
+        """Return a line: the job's state, `log` if the job failed or was stopped, the progress."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):

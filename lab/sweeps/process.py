@@ -17,8 +17,8 @@ from threading import Thread
 def end_with_process(host: str, pid: int) -> None:
     """Kill this process, a launcher's worker, as soon as the sweep's process `pid` has ended.
 
-    A killed launcher does not end its workers, so they would continue with the jobs. The reaper of
-    the supervisor then ends the run. Do nothing if the sweep's process runs on another host.
+    Otherwise the workers of a killed sweep would continue with its jobs. The supervisor's reaper
+    ends the run of a killed worker. Do nothing if the sweep's process runs on another host.
     """
     if host != socket.gethostname():
         return

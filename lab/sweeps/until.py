@@ -28,7 +28,7 @@ from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
-ASSUMED_SD = 0.02  # assumed standard deviation of scores between seeds, in the default run 0.018
+ASSUMED_SD = 0.02  # assumed standard deviation between seeds (measured in the default run: 0.018)
 MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more jobs
 
 
@@ -48,14 +48,14 @@ class UntilDecided(ChoosingSweeper):
             sweep.write_info(sweep.read_info() | {"progress": state.text()})
             if not batch:
                 break
-            if state.comparison:  # the report prints the text of the progress, too
+            if state.comparison:  # the report also prints `state.text()`
                 report([sweep.path], sweep.path / "report.html")
             else:
                 say(f"\n{state.text()}")
             tried |= {identity(job) for job in batch}
             returns += self.launch(batch, len(returns))
         for one in failed:
-            _ = one.return_value  # this property raises the error of the job
+            _ = one.return_value  # this property raises the error of a failed job
         return returns
 
 
@@ -108,7 +108,7 @@ class Progress:
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
         open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
         wanted = [0, *open_arms] if open_arms else []
-        if inf in self.seeds_needed.values():  # no seed decides the arm, but lost runs may
+        if inf in self.seeds_needed.values():  # seeds cannot decide an arm, so repeat its lost runs
             others = {0, *self.seeds_needed} - {*wanted}
             arms = [{*identity(self.arms[index])} for index in others]
             for record in self.sweep.records().values():

@@ -71,7 +71,7 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the full lines of the rollouts with these row numbers, and add the number as `n`."""
+    """Return the full lines of the rollouts with these row numbers. Each gets its number as `n`."""
     lines = []
     for n in sorted(numbers):
         row = index.rows[n]

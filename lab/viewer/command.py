@@ -118,7 +118,7 @@ def _serve(
     fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
     try:
-        # Listen before the server starts, so that an early browser waits for the server.
+        # Listen before the server starts, so that early requests wait instead of failing.
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         problem = f"port={port} is not available ({error.strerror}): choose another"

@@ -20,7 +20,7 @@ from lab.viewer.rollout_lines import Row
 from rl.runtime.folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
-MOST_ROLLOUTS = 8000  # about 25 MB if all tokens are recorded, which mail servers accept
+MOST_ROLLOUTS = 8000  # about 25 MB if all tokens are recorded, a size that mail servers accept
 _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
@@ -46,7 +46,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     runs = [_embedded_run(*one[:2], which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
-    # All modules become one script, in which top-level names must be unique.
+    # All modules become one script, so their top-level names must differ. main.js runs last.
     paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
     script = "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

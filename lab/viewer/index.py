@@ -21,12 +21,12 @@ from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import regular_file
 
-_FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the strongest colour
+_FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _FileRewritten(Exception):
-    """Raised if a file was deleted or its earlier rows have changed."""
+    """Raised if a file was deleted, or if rows that were read earlier have changed."""
 
 
 class RunIndex:
@@ -45,7 +45,7 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # step -> |gradient| with the strongest colour
+        self.scales: dict[int, float | None] = {}  # step -> least |gradient| in full colour
         self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> gradient sum
         self._records: dict[Path, int] = {}  # token file -> its modification time
 
@@ -123,7 +123,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| with the strongest colour."""
+    """Return the sum of |gradient| by rollout id, and the least |gradient| in full colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from envs.messages import opening_of, replace_surrogates, text_of
 
-_LONGEST_TITLE = 300  # maximum characters of a question in the table
+_LONGEST_TITLE = 300  # maximum length of a question in the table, in characters
 _EXACT_BITS = 53  # JavaScript rounds integers with more bits
 
 
@@ -120,6 +120,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
 
 
 def _hash_of(env: str, opening: list[str]) -> int:
-    """Return a hash of `env` and of the opening messages, which is equal in all steps and runs."""
+    """Return a hash of `env` and the opening messages. It is equal in all steps and runs."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

@@ -2,8 +2,8 @@
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
 is vLLM's probability. This module adds two columns. If the step has old logprobs, `ratio` is
-pi / old and `mismatch` is log old - log mu. Otherwise they are pi / mu and log pi - log mu. If an
-earlier policy version sampled a token, `mismatch` also contains the change by training since then.
+pi / old and `mismatch` is log old - log mu, else pi / mu and log pi - log mu. If an earlier
+policy version sampled a token, `mismatch` also contains the change by training since then.
 docs/token-record.md explains the other columns.
 """
 
@@ -38,7 +38,7 @@ def tokens_of(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return {rows, why} for JSON. `why` is the reason if data are missing, else "".
+    """Return {rows, why} for JSON. `why` says why data are missing, or is "".
 
     A row occurs once per update of its batch. `identity` is the rollout's id. `read` returns the
     recorded rows of a step by rollout id. `options` are the numeric options of the loss.
@@ -101,7 +101,7 @@ def _row(
 
 
 def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return the values with six digits. Values outside the mask, NaN and infinity become None."""
+    """Round to six significant digits. Values outside the mask, NaN and infinity become None."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)
