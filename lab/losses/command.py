@@ -155,7 +155,8 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
 def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
-    untrained = sum(batch.num_untrained for batch in batches)
+    # Each update of a step counts the same untrained rows.
+    untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
     error = f"{gap / most:.1g} of the largest one" if most else f"{gap:.1g} (all are 0)"
     return (

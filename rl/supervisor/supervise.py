@@ -87,13 +87,12 @@ def supervise(
     construct(run, CONSTRUCTED)  # raises ConfigError if a component refuses its options
     if run.resume and _is_complete(run, run_folder):
         return _end_complete_run(run, run_folder)
-    lock = locked(run_folder, delete_on=ConfigError)
-    dry_call = DryCall([run.plain()])
+    lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile, and
         # with the number of ranks, which was null before.
-        trainer = {**config["trainer"], "ranks": run.trainer.ranks}
-        if problems := list(run_folder_problems({**config, "trainer": trainer})):
+        known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
+        if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)
         # If this run was started before but finished no step, delete the old model and warm start.
         if run_folder.overrides.is_file() and not run_folder.has_results():
