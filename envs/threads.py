@@ -20,7 +20,7 @@ MAX_THREADS = 64  # maximum number of threads, including those that hang
 
 @dataclass
 class _Threads:
-    """The threads of one event loop. asyncio binds each semaphore to one loop."""
+    """Counts the threads of one event loop, because a semaphore works in one loop only."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
     hung: dict[int, str] = field(default_factory=dict)  # id of abandoned call -> function name

@@ -146,7 +146,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # the process has one thread, so it needs at least `left` seconds
+                if left > 0:  # one thread uses at most 1 s of processor time per second
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True

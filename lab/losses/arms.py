@@ -71,8 +71,8 @@ class Arm:
             is_normalised = self.base.reward["normalise_each"]
             if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
-                    f"{self.name}: the recorded advantages depend on a critic, a KL penalty or "
-                    "normalised rewards, not on rewards alone: keep the run's advantage"
+                    f"{self.name}: new advantages would ignore the run's critic, KL penalty or "
+                    "normalised rewards: keep the run's advantage"
                 )
 
     def _is_unchanged(self, key: str) -> bool:

@@ -17,7 +17,7 @@ class Arm:
     """One arm: runs with equal settings and different seeds."""
 
     label: str  # the arm's overrides, such as loss=cispo, without those that all arms share
-    name: str  # a short unique label, such as cispo
+    name: str  # the short form of `label`, such as cispo
     runs: tuple[Run, ...]
     choices: Mapping[str, str] = field(default_factory=dict)  # settings in `name`: key -> value
 

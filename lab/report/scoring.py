@@ -43,7 +43,7 @@ class Scoring:
     judged: str  # the scored policy versions or steps in words, such as "the last 10 steps"
     arms: tuple[ScoredArm, ...]
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
-    num_judged: int  # number of evaluations whose mean is the score
+    num_judged: int  # number of last evaluations whose mean is the score of a run
     questions: tuple[Question, ...] = ()  # the columns of ScoredArm.scores, empty for TRAINING
     no_evaluation: str = ""  # why the measure is TRAINING although the baseline was evaluated
 

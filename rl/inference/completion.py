@@ -37,7 +37,7 @@ class Completion:
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
-    num_masked: int = 0  # number of leading tokens that come from a prefix and are not trained
+    num_masked: int = 0  # number of leading tokens that were given and are not trained
 
 
 # Decoding into these types takes a fifth of the time of decoding into dictionaries.

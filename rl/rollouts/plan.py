@@ -81,8 +81,8 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation returns one weight per rollout, or one per turn if `per_turn`. A rollout or turn
-    may have tokens in several rows. Its length counts all these tokens, which all get its weight.
+    The aggregation gives each rollout (each turn if `per_turn`) a weight that depends on its length.
+    The length counts its tokens in all rows, and each of these tokens gets the weight.
     """
     everything = [
         (group, rollout, credit)

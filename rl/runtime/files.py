@@ -68,7 +68,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines. Return the record as a reader gets it."""
+    """Append a record to a file of JSON lines. Return the record as it is parsed."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)

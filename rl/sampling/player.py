@@ -194,7 +194,7 @@ class Player:
                     episode.stop_reason = await self._play_turns(start, episode, first.rows)
                 scores = [await self._score(env, each.episode) for each in first.speakers]
                 if len(scores) > 1 and env.scores_groups:
-                    raise EnvironmentFailed("score_group cannot compare roles: use score instead")
+                    raise EnvironmentFailed("score_group allows only one role: use score instead")
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
             error = f"took longer than sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"

@@ -69,7 +69,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of saved steps that rank 0 sees; other hosts may see other files."""
+    """Return on all ranks the step of rank 0's newest checkpoint, 0 without one. Collective."""
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 

@@ -183,7 +183,9 @@ class AdapterEngine(_Engine):
             wrong = list(adapted_layers_that_differ(manager, slot, named, self._form))
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
-                raise RuntimeError(f"adapter push: vLLM lacks the pushed matrices in {wrong}")
+                raise RuntimeError(
+                    f"adapter push: vLLM does not use the pushed matrices in {wrong}"
+                )
         else:
             _log_once("no matrix is compared, because tensor parallelism splits matrices")
 

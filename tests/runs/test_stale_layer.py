@@ -22,7 +22,7 @@ SYNC = {
         ADAPTER,
         f"{Q}.lora_B",
         ["adapter=lora", "optim.learning_rate=1e-2"],
-        "adapter push: vLLM lacks the pushed matrices in",
+        "adapter push: vLLM does not use the pushed matrices in",
         "layers.2.self_attn.q_proj",
     ),
 }
