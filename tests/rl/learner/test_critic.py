@@ -225,8 +225,8 @@ def plain_loss(twin, groups, expected, old_values, clip):
     {
         1: (("float32", "zero0", False),),
         2: (
-            *(("float32", "zero2", False), ("bfloat16", "zero1", False)),
-            ("bfloat16", "zero3 scattered", True),
+            *(("float32", "zero2", False), ("bfloat16", "zero1", True)),
+            ("float32", "zero3 scattered", False),
         ),
     },
 )
